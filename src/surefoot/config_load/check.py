@@ -1,0 +1,158 @@
+"""Values become a `Config`, or every problem at once.
+
+Owns       unknown keys, aliases, types in plain words, ranges and pairs, with the place each value came from.
+Promises   one pass reports everything; a problem that is only a consequence of another is not reported.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from surefoot.config import Config
+from surefoot.config_load.files import WHY
+from surefoot.config_load.keys import ALIASES, all_keys, allowed, hint, nearest, tables
+from surefoot.errors import ConfigError
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""A run name becomes part of a folder's name."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """Values on their way to a `Config`: dotted key -> value, and where each came from."""
+
+    source: str
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    doubted: set[str] = field(default_factory=set)
+    """Keys whose value is not what was meant; rules about them would only confuse."""
+    suspects: set[str] = field(default_factory=set)
+    """Keys that a misspelt one probably meant; doubted unless they were also written rightly."""
+
+    def add(self, path: str, value: Any, place: str, earlier: Mapping[str, str]) -> None:
+        """Take one value from `place`; `earlier` holds the keys already taken from the same source."""
+        name = ALIASES.get(path, path)
+        if name not in all_keys():
+            self.problem(place, f"unknown key {path}; {hint(path)}")
+            self.suspects.update(nearest(path))
+            return
+        if name in earlier:
+            self.problem(place, f"{path} is given twice, also at {earlier[name]}; keep one")
+            return
+        if name != path:
+            self.notes.append(f"{path} is read as {name}")
+        self.values[name], self.places[name] = value, place
+
+    def problem(self, place: str, text: str) -> None:
+        """Note one problem; the place leads where it is known."""
+        self.problems.append(f"{place}: {text}" if place else text)
+
+    def build(self) -> Config:
+        """The config, or a `ConfigError` that lists everything."""
+        config = self._typed()
+        self.doubted |= self.suspects - set(self.values)
+        if config is not None:
+            for line in [*config.problems(), *_name_problems(config)]:
+                named = set(re.findall(r"[a-z][a-z0-9_.]*[a-z0-9]", line))
+                if not named & self.doubted:
+                    self.problem(self._place_of(line), line)
+        if self.problems or config is None:
+            raise self._error()
+        return config
+
+    def _typed(self) -> Config | None:
+        """Validate; keys of the wrong type are reported, then replaced so that the rest can be judged too."""
+        try:
+            return Config.model_validate(nest(self.values))
+        except ValidationError as error:
+            bad = {_dotted(item["loc"]): item for item in error.errors(include_url=False)}
+        for path, item in bad.items():
+            self.doubted.add(path)
+            if item["type"] == "missing":
+                self.problem("", f"{path} is missing: {all_keys()[path].doc}")
+            else:
+                self.problem(self.places.get(path, ""), _type_problem(path, self.values[path]))
+        stand_in = dict.fromkeys(("model", "tasks"), "missing")
+        kept = {path: value for path, value in self.values.items() if path not in bad}
+        try:
+            return Config.model_validate(nest(stand_in | kept))
+        except ValidationError:
+            return None  # the problems found so far are reported; none is invented
+
+    def _place_of(self, line: str) -> str:
+        """Where the first key that a rule names was written."""
+        for word in re.findall(r"[a-z][a-z0-9_.]*[a-z0-9]", line):
+            if word in self.places:
+                return self.places[word]
+        return ""
+
+    def _error(self) -> ConfigError:
+        lines = "".join(f"\n    - {problem}" for problem in self.problems)
+        return ConfigError(
+            f"{self.source} has {len(self.problems)} problem(s):{lines}",
+            WHY,
+            "correct the lines above; `surefoot config` prints every key with its default",
+        )
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values; a table that should not be one is flattened too, so that its keys get hints."""
+    for name, value in table.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, dict) and value and path not in all_keys():
+            yield from flatten(value, path + ".")
+        elif not (path in tables() and value == {}):
+            yield path, value
+
+
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys back into tables; lists as the tuples that a frozen config holds."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        table, _, leaf = path.rpartition(".")
+        home = tree.setdefault(table, {}) if table else tree
+        home[leaf] = tuple(value) if isinstance(value, list) else value
+    return tree
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    """The key an error belongs to; list positions and union branches are cut off."""
+    first = str(location[0])
+    return f"{first}.{location[1]}" if first in tables() and len(location) > 1 else first
+
+
+def _type_problem(path: str, value: Any) -> str:
+    key = all_keys()[path]
+    line = f"{path} = {_shown(value)}: must be {allowed(key.annotation)}"
+    if isinstance(value, bool) and not key.takes(bool):
+        line += "; YAML reads no, off, yes and on as true or false: put the word in quotes"
+    elif isinstance(value, str) and key.takes(bool):
+        line += ", without quotes"
+    elif isinstance(value, str) and typing.get_origin(key.annotation) is tuple:
+        line += f', such as ["{value}"]'
+    return line
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = f'"{value}"' if isinstance(value, str) else "nothing" if value is None else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _name_problems(config: Config) -> Iterator[str]:
+    name = config.run_name
+    if not RUN_NAME.fullmatch(name) or ".." in name:
+        better = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:64] or "run"
+        yield (
+            f"run_name = {_shown(name)}: names a folder, so letters, digits, dot, dash and underscore, at most 64; "
+            f'write "{better}"'
+        )

@@ -1,0 +1,195 @@
+"""A config file becomes a plain table, with the line of every key.
+
+Owns       TOML and YAML on disk: size, encoding, duplicates, documents, aliases, tags.
+Promises   what comes back is data only, every key is text and occurred once; whatever is refused is
+           named with file and line.
+Never      knows which keys exist, or turns a surprising literal into something else.
+
+Read next: `keys.py`, which knows the keys.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import ConfigError
+
+SUFFIXES = (".toml", ".yaml", ".yml")
+MAX_BYTES = 1_000_000
+MAX_ALIASES = 20
+MAX_NODES = 10_000
+WHY = "a run that is not the one you asked for is worse than no run"
+
+_TABLE = re.compile(r"^\s*\[\s*([A-Za-z0-9_.\- ]+?)\s*\]\s*(?:#.*)?$")
+_KEY = re.compile(r"^\s*([A-Za-z0-9_-]+(?:\s*\.\s*[A-Za-z0-9_-]+)*)\s*=")
+_SURPRISING_INT = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*:.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A file as data: `table` nests like the file, `lines` maps dotted keys to 1-based lines."""
+
+    table: dict[str, Any]
+    lines: dict[str, int] = field(default_factory=dict)
+
+
+def read_config_file(path: Path) -> Parsed:
+    """Read one TOML or YAML file; anything that is not plainly one table is a `ConfigError`."""
+    text = _read_text(path)
+    try:
+        return _parse_toml(path, text) if path.suffix == ".toml" else _parse_yaml(path, text)
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply", WHY, "a config has at most two levels") from None
+
+
+def parse_toml(text: str, name: str) -> Parsed:
+    """Parse TOML text that did not come from the user's disk (the built-in config)."""
+    return _parse_toml(Path(name), text)
+
+
+def _read_text(path: Path) -> str:
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"{path} does not end in {', '.join(SUFFIXES)}",
+            "the ending says how a config is read",
+            f"rename it, or write overrides as KEY=VALUE ({path.name} has no =)",
+        )
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist", WHY, _nearby(path)) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"config file {path} cannot be read: {error}", WHY, "check the path and its rights"
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path} has {len(data)} bytes", "a config is a page of keys", f"stay below {MAX_BYTES}")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text", WHY, "save the file as UTF-8") from error
+
+
+def _nearby(path: Path) -> str:
+    parent = path.parent
+    try:
+        names = [p.name for p in parent.iterdir() if p.suffix in SUFFIXES]
+    except OSError:
+        return f"the folder {parent} does not exist either; check the path"
+    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5) or sorted(names)[:3]
+    if not close:
+        return (
+            f"there is no .toml or .yaml file in {parent.resolve()}; `surefoot config --toml` writes one to start from"
+        )
+    return f"nearest in that folder: {', '.join(close)}"
+
+
+def _parse_toml(path: Path, text: str) -> Parsed:
+    try:
+        table = tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, and integers with thousands of digits
+        place = re.search(r"\(at line (\d+)", str(error))
+        where = f"{path.name}:{place.group(1)}" if place else path.name
+        raise ConfigError(f"{where}: not valid TOML: {error}", WHY, "correct that line; keys may occur once") from error
+    return Parsed(table, _toml_lines(text))
+
+
+def _toml_lines(text: str) -> dict[str, int]:
+    """Lines of bare `key =` and `[table]`; keys written otherwise are simply not in the map."""
+    lines: dict[str, int] = {}
+    prefix, inside = "", False
+    for number, line in enumerate(text.splitlines(), 1):
+        fences = line.count('"""') + line.count("'''")
+        if not inside:
+            if header := _TABLE.match(line):
+                prefix = header.group(1).replace(" ", "") + "."
+                lines.setdefault(prefix[:-1], number)
+            elif key := _KEY.match(line):
+                lines.setdefault(prefix + re.sub(r"\s", "", key.group(1)), number)
+        inside ^= fences % 2 == 1
+    return lines
+
+
+def _parse_yaml(path: Path, text: str) -> Parsed:
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_node() if loader.check_node() else None
+        if node is not None and loader.check_node():
+            raise ConfigError(
+                f"{path.name}: more than one YAML document", "only one can be meant", "remove the lines with ---"
+            )
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{path.name} is not a table of keys", WHY, "write `key: value` lines")
+        walk = _YamlWalk(path.name)
+        walk.visit(node, "")
+        if walk.problems:
+            lines = "".join(f"\n    - {problem}" for problem in walk.problems)
+            raise ConfigError(f"{path.name} has {len(walk.problems)} problem(s):{lines}", WHY, "correct these lines")
+        return Parsed(loader.construct_document(node), walk.lines)
+    except (yaml.YAMLError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path.name}:{mark.line + 1}" if mark else path.name
+        what = getattr(error, "problem", None) or str(error)
+        raise ConfigError(
+            f"{where}: not valid YAML: {what}", WHY, "correct that line; only plain data is read"
+        ) from error
+    finally:
+        loader.dispose()
+
+
+class _YamlWalk:
+    """Looks at every node before anything is constructed: duplicates, aliases, literals that read as something else."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lines: dict[str, int] = {}
+        self.problems: list[str] = []
+        self._seen: set[int] = set()
+        self._visits = 0
+        self._aliases = 0
+
+    def visit(self, node: Any, path: str) -> None:
+        """Depth first; an alias is a node met again, and is walked again: that is what makes a bomb expensive."""
+        self._visits += 1
+        self._aliases += id(node) in self._seen
+        self._seen.add(id(node))
+        if self._visits > MAX_NODES or self._aliases > MAX_ALIASES:
+            raise ConfigError(
+                f"{self.name} expands to too much: {self._visits} values, {self._aliases} aliases",
+                "a few lines of aliases can fill any memory",
+                f"write the values out; at most {MAX_ALIASES} aliases and {MAX_NODES} values",
+            )
+        if node.id == "mapping":
+            self._mapping(node, path)
+        elif node.id == "sequence":
+            for item in node.value:
+                self.visit(item, path)
+        elif node.tag == "tag:yaml.org,2002:int" and _SURPRISING_INT.fullmatch(node.value):
+            self._problem(node, f"{path} = {node.value}: YAML reads this as octal or base 60; write a plain number")
+
+    def _mapping(self, node: Any, path: str) -> None:
+        own: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.tag != "tag:yaml.org,2002:str":
+                self._problem(key, f"key {getattr(key, 'value', '?')!s} is not text; put it in quotes")
+                continue
+            dotted = f"{path}.{key.value}" if path else key.value
+            if key.value in own:
+                self._problem(key, f"key {dotted} occurs twice, first in line {own[key.value]}")
+            own[key.value] = line
+            self.lines[dotted] = line
+            self.visit(value, dotted)
+
+    def _problem(self, node: Any, text: str) -> None:
+        self.problems.append(f"{self.name}:{node.start_mark.line + 1}: {text}")

@@ -1,0 +1,134 @@
+"""One call: file, or built-in config, plus overrides, becomes a checked `LoadedConfig`.
+
+Owns       which source wins, what paths are relative to, and whether the built-in target is judged.
+Promises   every problem of file and command line in one error, each with its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from surefoot.config import Config
+from surefoot.config_load.check import Draft, flatten
+from surefoot.config_load.files import Parsed, parse_toml, read_config_file
+from surefoot.config_load.overrides import parse_overrides
+
+BUILTIN = "the built-in config"
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A checked config, and what is worth knowing about where it came from."""
+
+    config: Config
+    base: Path
+    """Paths in `config` are relative to this folder: the file's own, or the current one."""
+    notes: tuple[str, ...] = ()
+    """Lines to show at the start: aliases read, a target that is not judged."""
+    source: str = BUILTIN
+    explicit: frozenset[str] = frozenset()
+    """Dotted keys that the user wrote, in the file or on the command line."""
+    shown_target: tuple[str, float] | None = None
+    """The built-in target when it is shown but not judged."""
+
+    def path(self, text: str) -> Path:
+        """A path of this config, absolute."""
+        return (self.base / Path(text).expanduser()).absolute()
+
+    def with_config(self, config: Config) -> LoadedConfig:
+        """The same origin with another config."""
+        return replace(self, config=config)
+
+    @property
+    def resolved(self) -> Config:
+        """The same config with absolute paths: what a run folder keeps, so that it can be read from anywhere."""
+        return _absolute(self.config, self.base)
+
+
+def load_config(path: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read `path` (None: the built-in config), apply `overrides`, check everything.
+
+    Overrides are `a.b=value`, `--a.b value` or `--a-b=value`. Paths in the file are relative to the file;
+    paths on the command line are relative to the current folder.
+    """
+    draft = Draft(path.name if path else BUILTIN)
+    parsed = read_config_file(path) if path else _builtin()
+    _take_file(draft, parsed, "" if path is None else path.name)
+    written = set(draft.values) if path else set()
+    written |= _take_overrides(draft, overrides, rebase=path is not None)
+    notes, target = draft.notes, None
+    if path is None and "max_steps" in written and not written & {"target_metric", "target_value"}:
+        target = (draft.values.pop("target_metric"), draft.values.pop("target_value"))
+        notes.append(
+            f"{target[0]} {target[1]} is the target of the built-in length: with max_steps set it is shown, not judged"
+        )
+    config = draft.build()
+    base = path.parent.absolute() if path else Path.cwd()
+    return LoadedConfig(config, base, tuple(notes), draft.source, frozenset(written), target)
+
+
+def config_from_values(values: Mapping[str, Any], *, source: str, base: Path) -> LoadedConfig:
+    """A checked config from Python values, tables as dicts; the same rules and words as for a file."""
+    draft = Draft(source)
+    for key, value in flatten(values):
+        draft.add(key, value, "", {})
+    config = draft.build()
+    return LoadedConfig(config, base, tuple(draft.notes), source, frozenset(draft.values))
+
+
+def _builtin() -> Parsed:
+    text = resources.files("surefoot").joinpath("assets/builtin.toml").read_text(encoding="utf-8")
+    return parse_toml(text, "builtin.toml")
+
+
+def _take_file(draft: Draft, parsed: Parsed, name: str) -> None:
+    taken: dict[str, str] = {}
+    for key, value in flatten(parsed.table):
+        line = parsed.lines.get(key) or parsed.lines.get(key.rpartition(".")[0])
+        draft.add(key, value, f"{name}:{line}" if line else name, taken)
+        taken = dict(draft.places)
+
+
+def _take_overrides(draft: Draft, words: Sequence[str], *, rebase: bool) -> set[str]:
+    found, problems = parse_overrides(words)
+    for problem in problems:
+        draft.problem(COMMAND_LINE, problem)
+    taken: dict[str, str] = {}
+    for key, value in found:
+        before = dict(draft.places)
+        draft.add(key, _from_here(key, value) if rebase else value, COMMAND_LINE, taken)
+        taken |= {k: place for k, place in draft.places.items() if before.get(k) != place or k == key}
+    return set(taken)
+
+
+def _from_here(key: str, value: Any) -> Any:
+    """A path typed on the command line means the current folder, wherever the config file lies."""
+    here = Path.cwd()
+    if key == "reward_funcs" and isinstance(value, list):
+        return [_absolute_text(item, here) if isinstance(item, str) else item for item in value]
+    if key == "output_dir" and isinstance(value, str):
+        return _absolute_text(value, here)
+    if key in ("tasks", "model") and isinstance(value, str) and (here / value).exists():
+        return _absolute_text(value, here)
+    return value
+
+
+def _absolute(config: Config, base: Path) -> Config:
+    changed: dict[str, Any] = {
+        name: _absolute_text(value, base)
+        for name in ("model", "tasks")
+        if isinstance(value := getattr(config, name), str) and (base / value).exists()
+    }
+    changed["reward_funcs"] = tuple(_absolute_text(item, base) for item in config.reward_funcs)
+    if config.output_dir is not None:
+        changed["output_dir"] = _absolute_text(config.output_dir, base)
+    return config.model_copy(update=changed)
+
+
+def _absolute_text(text: str, base: Path) -> str:
+    return str((base / Path(text).expanduser()).absolute())

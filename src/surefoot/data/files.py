@@ -1,0 +1,291 @@
+"""Task files: JSONL, JSON and Parquet rows become tasks, or the file is refused.
+
+Owns       the row format: `prompt` (text or messages), optional `id`, every other column kept.
+Promises   each row becomes exactly one task; what is wrong is told with file and line, up to
+           ten problems at once; an id that was left out depends on the row's contents alone.
+Never      skips, repairs or cuts a row.
+
+    {"prompt": "47+85=", "answer": "132"}
+    {"id": "q1", "prompt": [{"role": "user", "content": "47+85="}], "answer": "132"}
+    {"data_source": "d", "prompt": [...], "reward_model": {"ground_truth": "132"}, "extra_info": {...}}
+
+Read next: `sources.py`, which decides that a name is a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.data.tasks import canonical
+from surefoot.errors import TaskError
+from surefoot.records import Message, Task
+
+MAX_LINE_BYTES = 10_000_000
+MAX_PROBLEMS = 10
+RESERVED = ("prompts", "completions")
+"""Argument names of every reward function; a column of that name could not be handed over."""
+
+Row = tuple[str, object]
+"""(place, parsed value); the place is `file:line`, or `file[index]` where there are no lines."""
+
+
+class _RowProblem(Exception):
+    """What is wrong with one row; collected, never shown alone."""
+
+
+@dataclass
+class _Problems:
+    """Problems of one file, reported together."""
+
+    path: Path
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, place: str, what: str) -> None:
+        """Remember one; the tenth ends the reading."""
+        self.lines.append(f"{place}: {what}")
+        if len(self.lines) >= MAX_PROBLEMS:
+            self.refuse()
+
+    def refuse(self) -> None:
+        """Raise if there was any problem."""
+        if not self.lines:
+            return
+        shown = (
+            f"the first {MAX_PROBLEMS} problems" if len(self.lines) >= MAX_PROBLEMS else f"{len(self.lines)} problem(s)"
+        )
+        raise TaskError(
+            f"{self.path.name}: {shown}\n    " + "\n    ".join(self.lines),
+            "a row that is skipped or guessed changes what is trained on, and nobody would see it",
+            'give every row a "prompt" (text or a list of {"role", "content"} messages) and the same columns',
+        )
+
+
+def read_task_file(path: Path) -> tuple[Task, ...]:
+    """Every row of the file as a task, in order."""
+    problems = _Problems(path)
+    return _tasks(_READERS[path.suffix.lower()](path, problems), path.name, path.stem, problems)
+
+
+def tasks_from_rows(rows: Iterable[object], name: str = "rows") -> tuple[Task, ...]:
+    """Rows given from Python, under the same rules as those of a file."""
+    numbered = ((f"row {i}", row) for i, row in enumerate(rows, start=1))
+    return _tasks(numbered, name, name, _Problems(Path(name)))
+
+
+def _tasks(rows: Iterable[Row], name: str, stem: str, problems: _Problems) -> tuple[Task, ...]:
+    tasks: list[Task] = []
+    places: dict[str, str] = {}
+    columns: tuple[str, set[str]] | None = None
+    copies: Counter[str] = Counter()
+    for place, value in rows:
+        try:
+            task = _task(value, stem, copies)
+            columns = columns or (place, set(task.columns))
+            _check_columns(task, *columns)
+            if task.id in places:
+                raise _RowProblem(f"id {task.id!r} was already used by {places[task.id]}")
+        except _RowProblem as problem:
+            problems.add(place, str(problem))
+            continue
+        places[task.id] = place
+        tasks.append(task)
+    problems.refuse()
+    if not tasks:
+        raise TaskError(f"{name} has no tasks", "there is nothing to train on", "write one task per row")
+    return tuple(tasks)
+
+
+# -- one row ------------------------------------------------------------------
+
+
+def _task(value: object, stem: str, copies: Counter[str]) -> Task:
+    if not isinstance(value, dict):
+        raise _RowProblem(f"is {_kind(value)}, not an object with a prompt")
+    row = dict(value)
+    content = _content_hash(row)
+    prompt = _prompt(row)
+    task_id = _given_id(row)
+    if task_id is None:
+        copies[content] += 1
+        again = "" if copies[content] == 1 else f"#{copies[content]}"
+        task_id = f"{stem}/{content}{again}"
+    columns = {name: item for name, item in row.items() if name not in ("id", "prompt")}
+    _add_verl_answer(columns)
+    clash = [name for name in RESERVED if name in columns]
+    if clash:
+        raise _RowProblem(f"column {clash[0]!r} has the name of an argument that reward functions already take")
+    source = columns.get("data_source")
+    return Task(id=task_id, prompt=prompt, columns=columns, dataset=source if isinstance(source, str) else stem)
+
+
+def _content_hash(row: Mapping[str, object]) -> str:
+    try:
+        return hashlib.sha256(canonical(row).encode("utf-8")).hexdigest()[:16]
+    except UnicodeEncodeError as error:
+        raise _RowProblem("holds half of a surrogate pair, which is not text") from error
+
+
+def _given_id(row: Mapping[str, object]) -> str | None:
+    value = row.get("id")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise _RowProblem(f"id is {_kind(value)}; use a non-empty text, a whole number, or leave it out")
+    return str(value)
+
+
+def _prompt(row: Mapping[str, object]) -> str | tuple[Message, ...]:
+    if "prompt" not in row:
+        raise _RowProblem(f"has no prompt; its columns are {', '.join(row) or 'none'}")
+    value = row["prompt"]
+    if isinstance(value, str):
+        if not value.strip():
+            raise _RowProblem("prompt is empty")
+        return value
+    if not isinstance(value, list):
+        raise _RowProblem(f"prompt is {_kind(value)}; use text or a list of messages")
+    if not value:
+        raise _RowProblem("prompt is an empty list")
+    messages = tuple(_message(item, index) for index, item in enumerate(value))
+    if not any((message["content"] or "").strip() for message in messages):
+        raise _RowProblem("prompt is empty: no message has content")
+    return messages
+
+
+def _message(value: object, index: int) -> dict[str, Any]:
+    where = f"prompt[{index}]"
+    if not isinstance(value, dict):
+        raise _RowProblem(f"{where} is {_kind(value)}, not a message")
+    role, content = value.get("role"), value.get("content")
+    if not isinstance(role, str) or not role:
+        raise _RowProblem(f"{where} has no role" if role is None else f"{where}: role is {_kind(role)}")
+    calls_tools = content is None and bool(value.get("tool_calls"))
+    if not isinstance(content, str) and not calls_tools:
+        raise _RowProblem(f"{where} has no content" if content is None else f"{where}: content is {_kind(content)}")
+    return dict(value)
+
+
+def _add_verl_answer(columns: dict[str, Any]) -> None:
+    """verl keeps the answer in reward_model.ground_truth; reward functions expect it as `answer`."""
+    if not {"data_source", "reward_model"} <= columns.keys():
+        return
+    model = columns["reward_model"]
+    if not isinstance(model, dict) or model.get("ground_truth") is None:
+        raise _RowProblem("has data_source and reward_model, but reward_model has no ground_truth")
+    if columns.setdefault("answer", model["ground_truth"]) != model["ground_truth"]:
+        raise _RowProblem(
+            f"answer {columns['answer']!r} contradicts reward_model.ground_truth {model['ground_truth']!r}"
+        )
+
+
+def _check_columns(task: Task, first_place: str, expected: set[str]) -> None:
+    """A reward function gets one list per column, so every row has the same ones."""
+    missing, extra = expected - task.columns.keys(), task.columns.keys() - expected
+    if missing:
+        raise _RowProblem(f"has no column {min(missing)!r}, which {first_place} has (write null for no value)")
+    if extra:
+        raise _RowProblem(f"has a column {min(extra)!r}, which {first_place} has not (write null for no value)")
+
+
+def _kind(value: object) -> str:
+    """A value named the way the file's author would."""
+    if value is None:
+        return "null"
+    if value == "":
+        return "empty text"
+    names = {str: "text", bool: "true/false", int: "a number", float: "a number", list: "a list", dict: "an object"}
+    return names.get(type(value), type(value).__name__)
+
+
+# -- three formats ------------------------------------------------------------
+
+
+def _read_jsonl(path: Path, problems: _Problems) -> Iterator[Row]:
+    blank: list[int] = []
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            place = f"{path.name}:{number}"
+            if len(line) > MAX_LINE_BYTES:
+                problems.add(place, f"is longer than {MAX_LINE_BYTES:,} bytes; the rest of the file was not read")
+                return
+            if not line.strip():
+                blank.append(number)
+                continue
+            for earlier in blank:  # at the end of a file empty lines mean nothing; before a task something is missing
+                problems.add(f"{path.name}:{earlier}", "is an empty line between tasks")
+            blank.clear()
+            try:
+                value = _parse(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+            except _RowProblem as problem:
+                problems.add(place, str(problem))
+                continue
+            yield place, value
+
+
+def _read_json(path: Path, problems: _Problems) -> Iterator[Row]:
+    try:
+        value = _parse(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        if not isinstance(value, list):
+            raise _RowProblem(f"is {_kind(value)}, not a list of tasks (one task per line is .jsonl)")
+    except _RowProblem as problem:
+        problems.add(path.name, str(problem))
+        problems.refuse()
+        return
+    for index, row in enumerate(value):
+        yield f"{path.name}[{index}]", row
+
+
+def _parse(data: bytes) -> object:
+    """Strict JSON: UTF-8, no NaN, no key twice."""
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise _RowProblem(f"is not UTF-8 (byte {data[error.start]:#04x} at position {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise _RowProblem(f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, nesting without end
+        raise _RowProblem(f"cannot be read as JSON: {error}") from error
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+        raise _RowProblem(f"has the key {twice[0]!r} twice")
+    return row
+
+
+def _no_constant(name: str) -> object:
+    raise _RowProblem(f"holds {name}, which is not JSON")
+
+
+def _read_parquet(path: Path, problems: _Problems) -> Iterator[Row]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise TaskError(
+            f"{path.name} is a Parquet file and pyarrow is not installed",
+            "only Parquet needs it, so it is not among the core dependencies",
+            "pip install surefoot[tasks], or convert the file to .jsonl",
+        ) from error
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        problems.add(path.name, f"cannot be read as Parquet: {error}")
+        problems.refuse()
+        return
+    for index, row in enumerate(rows):
+        yield f"{path.name}[{index}]", row
+
+
+_READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet}
+SUFFIXES = tuple(_READERS)

@@ -1,0 +1,167 @@
+"""Where tasks come from: a file, a generator package, or the built-in sums.
+
+Owns       the meaning of the config key `tasks`.
+Promises   one task set, or one typed error that names what was found and what is near it.
+Never      downloads; never imports a generator that was not asked for.
+
+    builtin:sums            two-digit addition, scored by exact match
+    reasoning_gym:NAME      procedural tasks of that package, scored by its own function
+    FILE.jsonl|json|parquet rows of a file, scored by your reward function
+
+Read next: `files.py`, the row format.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from surefoot.data.files import SUFFIXES, read_task_file
+from surefoot.data.sums import sums_tasks
+from surefoot.data.tasks import TaskSet
+from surefoot.errors import TaskError
+from surefoot.records import Task
+
+BUILTIN, GYM = "builtin:", "reasoning_gym:"
+DRAWS_PER_TASK = 4
+"""How often a generator may be asked, per task wanted, before its repetitions count as exhaustion."""
+
+
+def load_tasks(source: str, *, base: Path, num_tasks: int, seed: int) -> TaskSet:
+    """The task set that `source` names; a file is looked for relative to `base` and read whole."""
+    if source.startswith(BUILTIN):
+        return _builtin(source.removeprefix(BUILTIN), num_tasks, seed)
+    if source.startswith(GYM):
+        name = source.removeprefix(GYM)
+        return TaskSet.of(source, _gym_tasks(name, num_tasks, seed), "reasoning_gym")
+    path = _existing_file(source, base)
+    try:
+        return TaskSet.of(path.stem, read_task_file(path), None)
+    except OSError as error:
+        raise TaskError(
+            f"{source} cannot be read: {error.strerror or error}",
+            "the file is there, but the system refuses to hand it over",
+            "check the file's permissions and that it is not a link to nowhere",
+        ) from error
+
+
+def _builtin(name: str, num_tasks: int, seed: int) -> TaskSet:
+    if name != "sums":
+        raise TaskError(
+            f"there are no built-in tasks {name!r}{_near(name, ['sums'])}",
+            "surefoot comes with one task set",
+            'use tasks = "builtin:sums"',
+        )
+    return TaskSet.of("builtin:sums", sums_tasks(num_tasks, seed), "exact")
+
+
+# -- files --------------------------------------------------------------------
+
+
+def _existing_file(source: str, base: Path) -> Path:
+    path = base / source
+    if not source or not path.is_file():
+        raise _not_a_file(source, path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise TaskError(
+            f"{source} ends in {path.suffix!r}",
+            f"the ending says how to read the rows; known are {', '.join(SUFFIXES)}",
+            "convert the file, or rename it if it already is one of these",
+        )
+    return path
+
+
+def _not_a_file(source: str, path: Path) -> TaskError:
+    state = "is a folder" if path.is_dir() else "does not exist"
+    folder = path if path.is_dir() else path.parent
+    there = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in SUFFIXES) if folder.is_dir() else []
+    near = difflib.get_close_matches(path.name, there, n=3) or there[:3]
+    hint = f"; near it: {', '.join(near)}" if near else ""
+    return TaskError(
+        f"tasks = {source!r} {state}{hint}",
+        f"it was looked for as {path}",
+        f'use a {", ".join(SUFFIXES)} file, "{BUILTIN}sums" or "{GYM}NAME"',
+    )
+
+
+# -- reasoning-gym ------------------------------------------------------------
+
+
+def _gym_tasks(name: str, num_tasks: int, seed: int) -> tuple[Task, ...]:
+    """Exactly `num_tasks` different questions; generators repeat themselves, so some are drawn again."""
+    tasks: dict[str, Task] = {}
+    draws = DRAWS_PER_TASK * num_tasks
+    for entry in _gym_entries(name, draws, seed):
+        task = _gym_task(name, entry)
+        tasks.setdefault(task.id, task)
+        if len(tasks) == num_tasks:
+            return tuple(tasks.values())
+    raise TaskError(
+        f"{GYM}{name} gave {len(tasks)} different tasks in {draws} draws; num_tasks = {num_tasks}",
+        "a question that comes twice would be counted as two, or sit on both sides of the held-out split",
+        f"set num_tasks = {len(tasks)} or less",
+    )
+
+
+def _gym_entries(name: str, draws: int, seed: int) -> Iterable[dict[str, Any]]:
+    gym, known = _import_gym()
+    if name not in known:
+        raise TaskError(
+            f"reasoning_gym has no dataset {name!r}{_near(name, known)}",
+            f"the installed version knows {len(known)} names",
+            "use one of them as reasoning_gym:NAME",
+        )
+    try:
+        dataset = gym.create_dataset(name, size=draws, seed=seed)
+        for index in range(draws):
+            yield dataset[index]
+    except Exception as error:  # whatever a generator of somebody else's raises, the tasks are what failed
+        raise TaskError(
+            f"reasoning_gym could not make {name!r}: {type(error).__name__}: {error}",
+            "some of its datasets need settings that a name alone does not give",
+            "choose another dataset, or write the tasks to a .jsonl file yourself",
+        ) from error
+
+
+def _import_gym() -> tuple[Any, list[str]]:
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise TaskError(
+            "reasoning_gym is not installed",
+            f"tasks that start with {GYM} are generated by that package",
+            "pip install surefoot[tasks]",
+        ) from error
+    return reasoning_gym, sorted(DATASETS)
+
+
+def _gym_task(name: str, entry: Mapping[str, Any]) -> Task:
+    """The entry stays as it is: some scorers compare tuples, which a trip through JSON would turn into lists."""
+    question = entry.get("question")
+    if not isinstance(question, str) or not question.strip():
+        raise TaskError(
+            f"reasoning_gym:{name} gave an entry without a question",
+            "there is nothing to ask",
+            "choose another dataset",
+        )
+    try:
+        json.dumps(entry)
+    except (TypeError, ValueError) as error:
+        raise TaskError(
+            f"reasoning_gym:{name} gave an entry that is not plain data: {error}",
+            "tasks are written to the run folder and handed to other processes",
+            "choose another dataset",
+        ) from error
+    digest = hashlib.sha256(question.encode()).hexdigest()[:16]
+    columns = {"answer": entry["answer"], "dataset_name": name, "entry": dict(entry)}
+    return Task(id=f"{name}/{digest}", prompt=question, columns=columns, dataset=name)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(near)}?" if near else ""

@@ -1,0 +1,188 @@
+"""Task sets, and the endless stream that deals them out.
+
+Owns       the order in which tasks are visited.
+Promises   every task exactly once per epoch; no task twice in one `take`; the order is a
+           function of (seed, epoch, ids) alone; a restored stream goes on where it stopped.
+Never      loses a task at an epoch's border, uses a global random state, or Python's `hash()`.
+
+Read next: `sources.py`, where task sets come from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from surefoot.errors import ConfigError, StateError, TaskError
+from surefoot.records import Task
+
+Scorer = Literal["exact", "reasoning_gym"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSet:
+    """Tasks from one source, with the scorer that belongs to them.
+
+    Example:
+        >>> one = TaskSet.of("sums", [Task(id="sums/1+1", prompt="1+1=", columns={"answer": "2"})], "exact")
+        >>> len(one.tasks), one.scorer, len(one.fingerprint)
+        (1, 'exact', 64)
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+    scorer: Scorer | None
+    """Who judges answers when no reward function is named; None where the source has no judge."""
+    fingerprint: str
+    """SHA-256 over every id, prompt and column, in order."""
+
+    @classmethod
+    def of(cls, name: str, tasks: Iterable[Task], scorer: Scorer | None) -> TaskSet:
+        """Build a set; an empty one and repeated ids are refused."""
+        fixed = tuple(tasks)
+        refuse_empty_or_repeated(fixed, name)
+        return cls(name, fixed, scorer, fingerprint(fixed))
+
+
+def canonical(value: object) -> str:
+    """JSON with sorted keys; what JSON does not know (dates, bytes) is written with its type."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=_tagged)
+
+
+def _tagged(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [type(value).__name__, repr(value)]
+
+
+def fingerprint(tasks: Sequence[Task]) -> str:
+    """SHA-256 over the contents of the tasks, in order."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(canonical([task.id, task.prompt, dict(task.columns), task.dataset]).encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def refuse_empty_or_repeated(tasks: Sequence[Task], name: str) -> None:
+    """Raise unless there is at least one task and every id is there once."""
+    if not tasks:
+        raise TaskError(f"{name} has no tasks", "there is nothing to train on", "bring at least one task")
+    repeated = [task_id for task_id, count in Counter(task.id for task in tasks).items() if count > 1]
+    if repeated:
+        raise TaskError(
+            f"{name} has {len(repeated)} id(s) more than once: {', '.join(map(repr, repeated[:5]))}",
+            "groups, the held-out split and the accounts go by id",
+            "make the ids unique, or leave them out to have them derived from the contents",
+        )
+
+
+class TaskStream:
+    """Deals tasks without end, one permutation per epoch.
+
+    A take that crosses an epoch's border first empties the old epoch. Tasks it already
+    holds are then moved back in the new one, behind the tasks this take still needs, so
+    none comes twice in the take and none is missing from the epoch.
+
+    Example:
+        >>> stream = TaskStream([Task(id=str(i), prompt="?") for i in range(3)], seed=0)
+        >>> sorted(task.id for task in stream.take(3)), stream.epoch
+        (['0', '1', '2'], 0)
+    """
+
+    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
+        refuse_empty_or_repeated(tasks, "the task stream")
+        self._tasks = {task.id: task for task in tasks}
+        self._seed = seed
+        self._epoch = 0
+        self._position = 0
+        self._held: tuple[str, ...] = ()
+        """Ids that the take which opened this epoch had brought along from the one before."""
+        self._needed = 0
+        """How many tasks that take still had to draw from this epoch."""
+        self._order = self._arrange()
+
+    @property
+    def epoch(self) -> int:
+        """The pass over the tasks that the last dealt task belongs to, from 0."""
+        return self._epoch
+
+    def take(self, n: int) -> list[Task]:
+        """(n,) the next tasks, all different."""
+        if n < 1:
+            raise ConfigError(f"take({n})", "a step needs at least one task", "set tasks_per_step to 1 or more")
+        if n > len(self._tasks):
+            raise TaskError(
+                f"{n} different tasks were asked for and there are {len(self._tasks)}",
+                "one step would visit a task twice and count it as two",
+                "lower tasks_per_step, or bring more tasks",
+            )
+        taken = self._draw(n)
+        if len(taken) < n:
+            self._open_next_epoch(held=tuple(taken), needed=n - len(taken))
+            taken += self._draw(n - len(taken))
+        return [self._tasks[task_id] for task_id in taken]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on exactly here, as plain JSON data."""
+        return {
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "position": self._position,
+            "held": list(self._held),
+            "needed": self._needed,
+            "tasks": self._identity(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken; a state of other tasks or another seed is refused."""
+        mine = self.state_dict()
+        if set(state) != set(mine):
+            raise _foreign_state(f"keys {sorted(state)} instead of {sorted(mine)}")
+        for name in ("seed", "tasks"):
+            if state[name] != mine[name]:
+                raise _foreign_state(f"{name} {state[name]!r} instead of {mine[name]!r}")
+        epoch, position, needed, held = (state[name] for name in ("epoch", "position", "needed", "held"))
+        counts_fit = all(type(x) is int and x >= 0 for x in (epoch, position, needed)) and position <= len(self._tasks)
+        if not counts_fit or len(held) + needed > len(self._tasks) or not self._tasks.keys() >= set(held):
+            raise _foreign_state(f"epoch {epoch}, position {position}, needed {needed}, held {held}")
+        self._epoch, self._position, self._needed, self._held = epoch, position, needed, tuple(held)
+        self._order = self._arrange()
+
+    def _draw(self, n: int) -> list[str]:
+        """Up to n ids from what is left of this epoch."""
+        drawn = self._order[self._position : self._position + n]
+        self._position += len(drawn)
+        return drawn
+
+    def _open_next_epoch(self, *, held: tuple[str, ...], needed: int) -> None:
+        self._epoch, self._position, self._held, self._needed = self._epoch + 1, 0, held, needed
+        self._order = self._arrange()
+
+    def _arrange(self) -> list[str]:
+        """This epoch's permutation: sorted by hash of (seed, epoch, id), held ids not among the first `needed`."""
+        order = sorted(self._tasks, key=lambda task_id: _digest(f"{self._seed}/{self._epoch}/{task_id}"))
+        held = set(self._held)
+        first = [task_id for task_id in order if task_id not in held][: self._needed]
+        chosen = set(first)
+        return first + [task_id for task_id in order if task_id not in chosen]
+
+    def _identity(self) -> str:
+        """SHA-256 over the ids, whatever their order."""
+        return hashlib.sha256(canonical(sorted(self._tasks)).encode()).hexdigest()
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _foreign_state(difference: str) -> StateError:
+    return StateError(
+        f"the saved task position does not fit these tasks: {difference}",
+        "going on would repeat or skip tasks without a trace",
+        "resume with the tasks and the seed of the saved run, or start a new run",
+    )

@@ -1,0 +1,1 @@
+"""Who speaks: engines turn token ids into token ids, with the probability of every choice."""

@@ -1,0 +1,183 @@
+"""A Llama-family decoder that runs on weights it is handed: prefill one prompt, step many rows.
+
+Owns       the forward pass of the embedded engine and its KV cache.
+Promises   what a row computes does not depend, bit for bit in float32, on who sits in the
+           other rows: the row count is fixed, the KV width a multiple of `WIDTH_STEP`, and
+           every prompt is prefilled alone.
+Never      loads a model, samples, or knows what a rollout is.
+
+Axes: R rows (fixed), P prompt tokens, W KV width, H hidden, V vocabulary, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the community's name
+
+from surefoot.engines.linear import FixedRowsLinear
+from surefoot.protocols import DecoderSpec, Weights
+
+WIDTH_STEP = 32
+"""KV widths are multiples of this, so that reductions are cut in the same places whatever the width."""
+
+
+class Decoder:
+    """Prefill and decode with one version of the weights.
+
+    Args:
+        spec: the architecture's numbers.
+        rows: how many sequences `step` advances at once.
+        max_width: longest prompt + completion, in tokens.
+        device: where the weights live.
+    """
+
+    def __init__(self, spec: DecoderSpec, *, rows: int, max_width: int, device: str, dtype: torch.dtype) -> None:
+        self.spec, self.rows, self.device, self.dtype = spec, rows, torch.device(device), dtype
+        self.max_width = -(-max_width // WIDTH_STEP) * WIDTH_STEP
+        self.cos, self.sin = _rotary_tables(spec, self.max_width, self.device, dtype)
+        shape = (spec.layers, 2, rows, spec.kv_heads, self.max_width, spec.head_dim)
+        self.cache = torch.zeros(shape, dtype=dtype, device=self.device)
+        self._row_index = torch.arange(rows, device=self.device)
+        self._slots = torch.arange(self.max_width, device=self.device)
+        self.layers: list[_Layer] = []
+        self.embed = self.norm = torch.empty(0)
+        self.head: FixedRowsLinear | None = None
+
+    def load(self, weights: Weights) -> None:
+        """Take these weights. Prefill reads them where they are; decoding packs its own layout."""
+        self.embed = weights["model.embed_tokens.weight"].detach()
+        self.norm = weights["model.norm.weight"].detach()
+        head = self.embed if self.spec.tied_head else weights["lm_head.weight"].detach()
+        self.head = FixedRowsLinear(head, None, self.rows)
+        self.layers = [_Layer(self.spec, i, weights, self.rows) for i in range(self.spec.layers)]
+
+    @torch.inference_mode()
+    def prefill(self, prompt_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Run one prompt alone.
+
+        Returns:
+            kv: (layers, 2, kv_heads, P, D) and logits: (V,) for the first completion token.
+        """
+        assert self.head is not None, "load weights before prefilling"
+        length = len(prompt_ids)
+        x = self.embed[torch.tensor(prompt_ids, device=self.device)]
+        cos, sin = self.cos[:length, None], self.sin[:length, None]
+        kv = self.cache.new_empty(self.spec.layers, 2, self.spec.kv_heads, length, self.spec.head_dim)
+        for i, layer in enumerate(self.layers):
+            x = layer.prefill(x, cos, sin, kv[i])
+        x = F.rms_norm(x[-1:], (self.spec.hidden,), self.norm, self.spec.norm_eps)
+        return kv, F.linear(x, self.head.weight)[0]
+
+    def seat(self, rows: list[int], kv: Tensor) -> None:
+        """Copy one prompt's keys and values into these rows of the cache."""
+        index = torch.tensor(rows, device=self.device)
+        self.cache[:, :, index, :, : kv.shape[3]] = kv.unsqueeze(2)
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """Feed one token per row.
+
+        Args:
+            tokens: (R,) the last token of each row; anything in an idle row.
+            positions: (R,) where that token stands; 0 in an idle row.
+            longest: largest position + 1 over all rows.
+
+        Returns:
+            (R, V) logits for the next token of each row.
+        """
+        assert self.head is not None, "load weights before decoding"
+        width = -(-longest // WIDTH_STEP) * WIDTH_STEP
+        x = self.embed[tokens]
+        cos, sin = self.cos[positions, None], self.sin[positions, None]
+        hidden = self._slots[:width] > positions[:, None]
+        bias = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
+        where = (self._row_index, positions)
+        for i, layer in enumerate(self.layers):
+            x = layer.step(x, cos, sin, self.cache[i], bias[:, None, None, :], where, width)
+        x = F.rms_norm(x, (self.spec.hidden,), self.norm, self.spec.norm_eps)
+        return self.head(x)
+
+
+class _Layer:
+    """One transformer block in two forms: a whole prompt, or one token in each row."""
+
+    def __init__(self, spec: DecoderSpec, index: int, weights: Weights, rows: int) -> None:
+        self.spec = spec
+        at = f"model.layers.{index}."
+
+        def get(name: str) -> Tensor:
+            return weights[at + name].detach()
+
+        self.norm_in, self.norm_mid = get("input_layernorm.weight"), get("post_attention_layernorm.weight")
+        self.qkv = [get(f"self_attn.{n}_proj.weight") for n in "qkv"]
+        self.qkv_bias = [get(f"self_attn.{n}_proj.bias") for n in "qkv"] if spec.qkv_bias else [None] * 3
+        self.qk_norm = [get(f"self_attn.{n}_norm.weight") for n in "qk"] if spec.qk_norm else None
+        self.out, self.gate = get("self_attn.o_proj.weight"), get("mlp.gate_proj.weight")
+        self.up, self.down = get("mlp.up_proj.weight"), get("mlp.down_proj.weight")
+        # One product for q, k, v and one for gate, up: fewer, larger calls.
+        bias = torch.cat([b for b in self.qkv_bias if b is not None]) if spec.qkv_bias else None
+        self.packed_qkv = FixedRowsLinear(torch.cat(self.qkv), bias, rows)
+        self.packed_out = FixedRowsLinear(self.out, None, rows)
+        self.packed_gate_up = FixedRowsLinear(torch.cat([self.gate, self.up]), None, rows)
+        self.packed_down = FixedRowsLinear(self.down, None, rows)
+
+    def prefill(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor) -> Tensor:
+        """(P, H) -> (P, H); writes (2, kv_heads, P, D) into `kv`."""
+        spec = self.spec
+        y = F.rms_norm(x, (spec.hidden,), self.norm_in, spec.norm_eps)
+        q, k, v = (
+            F.linear(y, w, b).unflatten(-1, (-1, spec.head_dim)) for w, b in zip(self.qkv, self.qkv_bias, strict=True)
+        )  # each (P, heads, D)
+        q, k = self._normed(q, k)
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        kv[0], kv[1] = k.transpose(0, 1), v.transpose(0, 1)
+        repeat = spec.heads // spec.kv_heads
+        keys, values = (t.repeat_interleave(repeat, dim=0).unsqueeze(0) for t in (kv[0], kv[1]))
+        mixed = F.scaled_dot_product_attention(q.transpose(0, 1).unsqueeze(0), keys, values, is_causal=True)
+        x = x + F.linear(mixed[0].transpose(0, 1).flatten(1), self.out)
+        y = F.rms_norm(x, (spec.hidden,), self.norm_mid, spec.norm_eps)
+        return x + F.linear(F.silu(F.linear(y, self.gate)) * F.linear(y, self.up), self.down)
+
+    def step(
+        self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, bias: Tensor, where: tuple[Tensor, Tensor], width: int
+    ) -> Tensor:
+        """(R, H) -> (R, H); writes this token's key and value into `cache` (2, R, kv_heads, W, D)."""
+        spec = self.spec
+        y = F.rms_norm(x, (spec.hidden,), self.norm_in, spec.norm_eps)
+        qkv = self.packed_qkv(y).unflatten(-1, (-1, spec.head_dim))  # (R, heads + 2 kv_heads, D)
+        both = spec.heads + spec.kv_heads
+        if self.qk_norm is None:
+            qk = _rotate(qkv[:, :both], cos, sin)
+        else:
+            q, k = self._normed(qkv[:, : spec.heads], qkv[:, spec.heads : both])
+            qk = _rotate(torch.cat([q, k], dim=1), cos, sin)
+        cache[0][where[0], :, where[1]] = qk[:, spec.heads :]
+        cache[1][where[0], :, where[1]] = qkv[:, both:]
+        # Query heads that share a KV head become the query axis: no keys are repeated in memory.
+        q = qk[:, : spec.heads].unflatten(1, (spec.kv_heads, -1))
+        mixed = F.scaled_dot_product_attention(q, cache[0, :, :, :width], cache[1, :, :, :width], attn_mask=bias)
+        x = x + self.packed_out(mixed.flatten(1))
+        y = F.rms_norm(x, (spec.hidden,), self.norm_mid, spec.norm_eps)
+        gate, up = self.packed_gate_up(y).chunk(2, dim=-1)
+        return x + self.packed_down(F.silu(gate) * up)
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.qk_norm is None:
+            return q, k
+        shape, eps = (self.spec.head_dim,), self.spec.norm_eps
+        return F.rms_norm(q, shape, self.qk_norm[0], eps), F.rms_norm(k, shape, self.qk_norm[1], eps)
+
+
+def _rotary_tables(spec: DecoderSpec, width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin, (width, D) each; angles in float32 whatever the dtype of the weights."""
+    inv_freq = torch.tensor(spec.inv_freq, dtype=torch.float32, device=device)
+    angles = torch.arange(width, dtype=torch.float32, device=device)[:, None] * inv_freq
+    doubled = torch.cat([angles, angles], dim=-1)
+    return (doubled.cos() * spec.rope_scaling).to(dtype), (doubled.sin() * spec.rope_scaling).to(dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of (N, heads, D) with tables (N, 1, D)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin

@@ -1,0 +1,184 @@
+"""Generates in this process, with weights it is handed.
+
+Owns       which rollout sits in which row, and when it leaves.
+Promises   a prompt is prefilled once for all its siblings; finished rows leave and waiting
+           ones enter; what a rollout samples depends on its prompt, seed and weights alone,
+           bit for bit in float32; logprobs are those of the distribution it sampled from.
+Never      loads a model, re-tokenises, or grades.
+
+    waiting --prefill, first token--> seated in a row --step, step, ...--> finished
+
+Read next: `decoder.py`, the forward pass; `sampling.py`, the dice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from surefoot.engines.decoder import Decoder
+from surefoot.engines.sampling import draw, draw_siblings, random_stream
+from surefoot.errors import ConfigError, EngineError
+from surefoot.protocols import Completion, DecoderSpec, Request, Weights
+from surefoot.records import LENGTH, STOP
+
+ROW_STEP = 16
+"""Row counts are multiples of this; with fewer than 16 rows the library's kernels depend on the count."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One rollout being generated."""
+
+    request: Request
+    order: int
+    uniforms: list[float]
+    version: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def accept(self, token: int, logprob: float) -> str | None:
+        """Take one token; the finish reason when it was the last."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if token in self.request.stop_ids:
+            return STOP
+        return LENGTH if len(self.tokens) >= self.request.max_new_tokens else None
+
+
+class EmbeddedEngine:
+    """Batched decoding with a KV cache over a fixed number of rows.
+
+    Args:
+        spec: the decoder's numbers.
+        rows: rollouts decoded side by side; rounded up to a multiple of 16.
+        max_width: longest prompt plus completion, in tokens.
+        device: where the weights it will be handed live.
+    """
+
+    def __init__(
+        self, spec: DecoderSpec, *, rows: int, max_width: int, device: str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        if max_width > spec.max_positions:
+            raise ConfigError(
+                f"prompt + completion may reach {max_width} tokens; the model's context is {spec.max_positions}",
+                "positions beyond the context were never trained",
+                "lower max_completion_length or max_prompt_length",
+            )
+        self.rows = -(-rows // ROW_STEP) * ROW_STEP
+        self.max_width = max_width
+        self.decoder = Decoder(spec, rows=self.rows, max_width=max_width, device=device, dtype=dtype)
+        self._version: int | None = None
+        self._seats: list[_Seat | None] = [None] * self.rows
+        self._free = list(range(self.rows))[::-1]
+        self._last_prefill: tuple[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] | None = None
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in force."""
+        if self._version is None:
+            raise EngineError("the engine has no weights yet", "it never loads a model", "call load_weights first")
+        return self._version
+
+    def load_weights(self, weights: Weights, version: int) -> None:
+        """Serve these weights from the next token on."""
+        self._last_prefill = None
+        self._version = None  # a load that fails half-way leaves no version to claim
+        self.decoder.load(weights)
+        self._version = version
+
+    def close(self) -> None:
+        """Drop the weights and the cache."""
+        self._version = None
+        self.decoder.layers = []
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answer every request, in order."""
+        for request in requests:
+            self._check(request)
+        waiting = deque(enumerate(requests))
+        done: dict[int, Completion] = {}
+        while waiting or len(self._free) < self.rows:
+            while waiting and self._free:
+                self._admit(waiting, done)
+            if len(self._free) < self.rows:
+                self._step(done)
+        return [done[i] for i in range(len(requests))]
+
+    def _check(self, request: Request) -> None:
+        length = len(request.prompt_ids) + request.max_new_tokens
+        if not request.prompt_ids or request.max_new_tokens < 1 or length > self.max_width:
+            raise EngineError(
+                f"request {request.id}: {len(request.prompt_ids)} prompt + {request.max_new_tokens} new tokens, "
+                f"room for {self.max_width}",
+                "cutting a prompt would answer another question",
+                "leave the task out, or raise the context",
+            )
+
+    def _admit(self, waiting: deque[tuple[int, Request]], done: dict[int, Completion]) -> None:
+        """Seat the next request and those right behind it that share its prompt and temperature."""
+        first = waiting[0][1]
+        kv, logits = self._prefilled(first.prompt_ids)
+        siblings: list[_Seat] = []
+        while waiting and len(siblings) < len(self._free):
+            request = waiting[0][1]
+            if (request.prompt_ids, request.temperature) != (first.prompt_ids, first.temperature):
+                break
+            order, _ = waiting.popleft()
+            stream = random_stream(request.seed, request.max_new_tokens)
+            siblings.append(_Seat(request, order, stream, self.version))
+        # Siblings share the prompt's last logits; each draws its first token with its own stream.
+        drawn = draw_siblings(logits, first.temperature, self._dice(siblings)[1]).pairs()
+        seated = []
+        for i, seat in enumerate(siblings):
+            if not self._accept(seat, drawn[i], done):
+                row = self._free.pop()
+                self._seats[row] = seat
+                seated.append(row)
+        if seated:
+            self.decoder.seat(seated, kv)
+
+    def _prefilled(self, prompt_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Keys, values and last logits of a prompt; once per group, even when its siblings enter in waves."""
+        if self._last_prefill is None or self._last_prefill[0] != (self.version, prompt_ids):
+            self._last_prefill = ((self.version, prompt_ids), self.decoder.prefill(prompt_ids))
+        return self._last_prefill[1]
+
+    def _step(self, done: dict[int, Completion]) -> None:
+        """Advance every row by one token; idle rows compute and are ignored, so that shapes stay fixed."""
+        tokens, positions = [0] * self.rows, [0] * self.rows
+        for row, seat in enumerate(self._seats):
+            if seat is not None:
+                tokens[row] = seat.tokens[-1]
+                positions[row] = len(seat.request.prompt_ids) + len(seat.tokens) - 1
+        device = self.decoder.device
+        logits = self.decoder.step(
+            torch.tensor(tokens, device=device), torch.tensor(positions, device=device), max(positions) + 1
+        )
+        drawn = draw(logits, *self._dice(self._seats)).pairs()
+        for row, seat in enumerate(self._seats):
+            if seat is not None and self._accept(seat, drawn[row], done):
+                self._seats[row] = None
+                self._free.append(row)
+
+    def _dice(self, seats: Sequence[_Seat | None]) -> tuple[Tensor, Tensor]:
+        """Temperatures (R,) and this position's uniform numbers (R,)."""
+        temperatures = [1.0 if s is None else s.request.temperature for s in seats]
+        uniforms = [0.0 if s is None else s.uniforms[len(s.tokens)] for s in seats]
+        device = self.decoder.device
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        return torch.tensor(temperatures, device=device), torch.tensor(uniforms, dtype=dtype, device=device)
+
+    def _accept(self, seat: _Seat, drawn: tuple[int, float], done: dict[int, Completion]) -> bool:
+        """Give one drawn token to a seat; True when that finished it."""
+        reason = seat.accept(*drawn)
+        if reason is None:
+            return False
+        done[seat.order] = Completion(
+            seat.request.id, tuple(seat.tokens), tuple(seat.logprobs), reason, seat.version, self.version
+        )
+        return True

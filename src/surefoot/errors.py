@@ -1,0 +1,108 @@
+"""What went wrong, why it matters, how to fix it: the error tree, with exit codes.
+
+SurefootError                 70  a bug of ours, when nothing below fits
+├── ConfigError                2  a key, value or pair of values is refused
+│   └── ShapeError             2  tensors or lists do not fit together (also a ValueError)
+├── StateError                 3  a run folder is missing, foreign or already used
+├── InputError                 4  tasks, model, rewards or tokenizer are refused
+│   ├── TaskError              4  a task line or a whole task set
+│   ├── ModelError             4  weights, tokenizer or template
+│   ├── RewardError            4  a reward function
+│   └── EngineError            4  an engine answered with something that is not an answer
+├── InvariantError             1  a promise about groups, masks or tokens does not hold
+│   └── PartialGroupError      1  a group lost siblings and the policy says to refuse
+├── NumericsError             78  not finite, or sampler and learner disagree
+├── StorageError              74  the disk said no
+└── StoppedError              75  stopped on request; what was done is saved
+"""
+
+from __future__ import annotations
+
+
+class SurefootError(Exception):
+    """Base of every error we raise on purpose.
+
+    The three strings are positional so that `args` mirrors the signature and the
+    error survives pickling on its way back from a worker process.
+
+    Example:
+        >>> print(SurefootError("group 7 has 5 of 8 rollouts", "siblings are compared", "see partial_groups"))
+        group 7 has 5 of 8 rollouts
+          why: siblings are compared
+          fix: see partial_groups
+    """
+
+    exit_code = 70
+
+    def __init__(self, what: str, why: str, fix: str) -> None:
+        super().__init__(what, why, fix)
+        self.what, self.why, self.fix = what, why, fix
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  why: {self.why}\n  fix: {self.fix}"
+
+
+class ConfigError(SurefootError, ValueError):
+    """A config file, key, value or combination is refused before anything starts."""
+
+    exit_code = 2
+
+
+class ShapeError(ConfigError):
+    """Tensors or lists do not fit together; broadcasting would have hidden it."""
+
+
+class StateError(SurefootError):
+    """Stored state is missing, corrupt, or belongs to another run."""
+
+    exit_code = 3
+
+
+class InputError(SurefootError, ValueError):
+    """What the user brought (tasks, model, rewards) cannot be trained on."""
+
+    exit_code = 4
+
+
+class TaskError(InputError):
+    """A task line, or a whole task set, is refused."""
+
+
+class ModelError(InputError):
+    """Model weights, tokenizer or chat template are refused."""
+
+
+class RewardError(InputError):
+    """A reward function is missing, malformed, or failed more often than allowed."""
+
+
+class EngineError(InputError):
+    """An engine returned something that is not a usable completion."""
+
+
+class InvariantError(SurefootError):
+    """Something that must always hold does not; training on would be silent damage."""
+
+    exit_code = 1
+
+
+class PartialGroupError(InvariantError, ValueError):
+    """A group lost siblings and `partial_groups` says to refuse."""
+
+
+class NumericsError(SurefootError):
+    """A number that must be finite is not, or two sides that must agree do not."""
+
+    exit_code = 78
+
+
+class StorageError(SurefootError):
+    """The disk refused a write."""
+
+    exit_code = 74
+
+
+class StoppedError(SurefootError):
+    """Stopped on request; everything finished so far is saved."""
+
+    exit_code = 75

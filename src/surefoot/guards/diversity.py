@@ -1,0 +1,69 @@
+"""Are siblings independent draws? A sampler with a fixed seed says the same thing again and again.
+
+Owns       the memory of which set of completions each task got last.
+Promises   no false alarm on a policy that has become sure of itself: how often a completion may
+           repeat is judged by the probability the sampler itself claims for it.
+Never      looks at text.
+
+With G siblings, the chance that some completion of probability p appears m times or more is at
+most C(G, m) * p^(m-1). A repeat that is less likely than `ALARM` did not happen by chance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from surefoot.errors import InvariantError
+from surefoot.records import Group, Rollout
+
+ALARM = 1e-12
+"""Smallest probability that is still put down to chance; about one false alarm in a billion steps."""
+
+
+class DiversityGuard:
+    """Refuses sampling that repeats itself more than its own probabilities allow."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}
+
+    def check(self, groups: Sequence[Group]) -> int:
+        """Look at siblings inside each group, and at the same task's previous visit."""
+        for group in groups:
+            played = [r for r in group.rollouts if r.turns]
+            self._check_siblings(group, played)
+            self._check_visits(group, played)
+        return len(groups)
+
+    def _check_siblings(self, group: Group, played: list[Rollout]) -> None:
+        copies = Counter(_tokens(r) for r in played)
+        surprise = {_tokens(r): _logprob(r) for r in played}
+        for tokens, count in copies.items():
+            log_chance = math.log(math.comb(len(played), count)) + (count - 1) * surprise[tokens]
+            if count > 1 and log_chance < math.log(ALARM):
+                raise _repeated(group, f"{count} of {len(played)} siblings are identical", log_chance)
+
+    def _check_visits(self, group: Group, played: list[Rollout]) -> None:
+        digest = hashlib.sha256(repr([_tokens(r) for r in played]).encode()).hexdigest()
+        log_chance = sum(map(_logprob, played))
+        if played and self._last.get(group.task.id) == digest and log_chance < math.log(ALARM):
+            raise _repeated(group, "the whole set equals the one of its last visit", log_chance)
+        self._last[group.task.id] = digest
+
+
+def _tokens(rollout: Rollout) -> tuple[int, ...]:
+    return tuple(t for turn in rollout.turns for t in turn.completion_ids)
+
+
+def _logprob(rollout: Rollout) -> float:
+    return sum(p for turn in rollout.turns for p in turn.logprobs)
+
+
+def _repeated(group: Group, what: str, log_chance: float) -> InvariantError:
+    return InvariantError(
+        f"group {group.id} of {group.task.id}: {what}; by the sampler's own probabilities the chance is 1e{log_chance / math.log(10):.0f}",
+        "siblings are not independent draws (a fixed seed per request?), so advantages compare copies",
+        "give every rollout its own seed",
+    )

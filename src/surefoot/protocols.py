@@ -1,0 +1,206 @@
+"""The seams: Engine, Environment, Learner, Runtime, Tracker, and what crosses them.
+
+Nothing here imports torch: weights cross as an opaque mapping, so that the seams can be
+read, mocked and type-checked on a machine without it.
+
+Read next: `loop.py`, which sees only these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from surefoot.records import Group, Rollout, Task, TrainSample
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Weights = Mapping[str, "Tensor"]
+"""Parameter name (as in the Hugging Face state dict) -> tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """The numbers an engine needs to run a Llama-family decoder on weights it is handed.
+
+    Example:
+        A 4-layer, 128-wide model with 4 query and 2 KV heads of 32, RoPE base 10000.
+    """
+
+    model_type: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    norm_eps: float
+    max_positions: int
+    inv_freq: tuple[float, ...]
+    """(head_dim / 2,) rotary frequencies as the training model itself uses them."""
+    rope_scaling: float = 1.0
+    """Factor on cos and sin (YaRN-like scalings); 1.0 otherwise."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied_head: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One completion asked of an engine: token ids in, never text."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float
+    """0.0 means greedy, for evaluation only."""
+    stop_ids: frozenset[int]
+    seed: int
+    """Names this rollout's private random stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One engine answer: token ids out, with the sampler's own logprobs."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """(T,) at the sampling temperature; at temperature 1 when greedy."""
+    finish_reason: str
+    version: int
+    """Weights in force when the first token was drawn."""
+    version_end: int
+
+
+class Engine(Protocol):
+    """Who speaks. Handed weights; never loads a model."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in force."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answer every request, in order."""
+
+    def load_weights(self, weights: Weights, version: int) -> None:
+        """Serve these weights from the next token on; `version` counts only if this returns."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What a grader said of one rollout. No reward means no verdict, with the reason."""
+
+    reward: float | None
+    parts: Mapping[str, float | None]
+    failure: str | None = None
+    correct: float | None = None
+    """The task metric in [0, 1], separate from the reward; None when the task has none."""
+
+
+class Environment(Protocol):
+    """What answers, and what counts as right."""
+
+    def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout]) -> list[Grade]:
+        """One grade per rollout, in order; `tasks[i]` is the task of `rollouts[i]`."""
+
+    def close(self) -> None:
+        """End every worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one optimiser step did."""
+
+    metrics: Mapping[str, float]
+    version: int
+    applied: bool
+    """False when a non-finite number kept the step from the weights."""
+
+
+class Learner(Protocol):
+    """The weights, and the only one who changes them."""
+
+    @property
+    def version(self) -> int:
+        """How many optimiser steps were applied."""
+
+    def learn(self, samples: Sequence[TrainSample], *, iteration: int = 0) -> StepReport:
+        """One optimiser step on these samples; `iteration` counts passes over the same ones."""
+
+    def weights(self) -> Weights:
+        """The current parameters, by Hugging Face name; views, not copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """Held-out results over `n` answers that got a verdict."""
+
+    n: int
+    reward: float
+    accuracy: float | None
+    """Mean of the task metric; None when the tasks have none."""
+    stderr: float | None
+    """Standard error of `accuracy`."""
+    mean_length: float
+    clipped_ratio: float
+    failures: int
+    """Answers nobody could grade; left out of every mean."""
+
+    def metrics(self) -> dict[str, float]:
+        """As they are logged; what is undefined is left out."""
+        values = {
+            "eval_n": float(self.n),
+            "eval_reward": self.reward,
+            "eval_accuracy": self.accuracy,
+            "eval_accuracy_stderr": self.stderr,
+            "eval_completions/mean_length": self.mean_length,
+            "eval_completions/clipped_ratio": self.clipped_ratio,
+            "eval_failures": float(self.failures),
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class Runtime(Protocol):
+    """Who runs where. The loop sees only this."""
+
+    def collect(self, tasks: Sequence[Task], step: int) -> list[Group]:
+        """Play one group per task, scored; failures carry reasons."""
+
+    def publish(self, weights: Weights, version: int) -> Mapping[str, float]:
+        """Move version `version` to every engine and prove arrival; returns metrics."""
+
+    def evaluate(self, tasks: Sequence[Task], step: int) -> EvalResult:
+        """Answer held-out tasks without touching any training random stream."""
+
+    def close(self) -> None:
+        """Stop engines and workers."""
+
+
+class Tracker(Protocol):
+    """Every number, once."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one line; a value that is None or not a number is refused."""
+
+    def close(self) -> None:
+        """Flush."""
+
+
+class Codec(Protocol):
+    """Messages to tokens once; tokens to text for people and graders. Never back again."""
+
+    stop_ids: frozenset[int]
+    pad_token_id: int
+    vocab_size: int
+
+    def encode_prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Chat messages, with the assistant header, as token ids."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text without special tokens."""

@@ -1,0 +1,218 @@
+"""GRPO in one slow file: the oracle.
+
+What is left out, and why:
+- No batches, no padding, no masks as tensors: one row and one token at a time, so there is no axis to mix up.
+- No microbatches: the whole step is here, so every denominator is a plain count.
+- No chunking, caching or buckets: those are promises to be checked against this file.
+- No engine, no tokenizer, no reward function: it starts from token ids, rewards and group names.
+- No float32: callers pass float64, so a difference is a bug and not rounding.
+- No error handling beyond a few checks: it reads what the tests hand it.
+
+It imports nothing of ours and nothing of ours imports it: an oracle that shares code with the suspect is
+no oracle. Each function is the formula of docs/maths.md, in the same order.
+
+Read it top to bottom: advantages, log-probabilities, the loss of one token, the loss of one step, one step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Row:
+    """One sampled completion."""
+
+    prompt: list[int]
+    completion: list[int]
+    group: str
+    reward: float
+    sampled: list[bool]
+    """True where the policy chose the token; other tokens (what a tool answered) carry no loss."""
+    old: list[float]
+    """Log-probabilities under the learner's weights at sampling time."""
+    sampler: list[float] | None = None
+    """What the engine reported."""
+    reference: list[float] | None = None
+    advantage: float = 0.0
+
+
+@dataclass
+class Options:
+    """The same choices as the fast path, under the same names."""
+
+    loss_type: str = "dapo"
+    level: str = "token"
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    delta: float | None = None
+    beta: float = 0.0
+    kl_estimator: str = "k3"
+    kl_input_clamp: float | None = None
+    kl_output_clamp: float | None = None
+    correction: str | None = None
+    correction_clip: float = 3.0
+    correction_floor: float | None = None
+    force_on_policy_ratio: bool = False
+    positive_nll: float = 0.0
+    max_completion_length: int = 256
+    temperature: float = 1.0
+
+
+# -- 1. rewards to advantages ------------------------------------------------------------------------------
+
+
+def advantages(rewards: Sequence[float], groups: Sequence[str], scale: str = "group") -> list[float]:
+    """How much better each row did than the rows that share its group name."""
+    everyone = _std(rewards)
+    result = []
+    for reward, group in zip(rewards, groups, strict=True):
+        siblings = [r for r, g in zip(rewards, groups, strict=True) if g == group]
+        if all(r == siblings[0] for r in siblings):
+            result.append(0.0)
+        elif scale == "rank":
+            below = sum(r < reward for r in siblings)
+            above = sum(r > reward for r in siblings)
+            result.append((below - above) / (len(siblings) - 1))
+        else:
+            centred = reward - math.fsum(siblings) / len(siblings)
+            divisor = {"group": _std(siblings), "batch": everyone, "none": 1.0}[scale]
+            result.append(centred / max(divisor, 1e-6))
+    return result
+
+
+def _std(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
+
+
+# -- 2. what the policy thinks of the tokens ---------------------------------------------------------------
+
+
+def logprobs(model: Callable[[Tensor], Tensor], row: Row, temperature: float = 1.0) -> list[Tensor]:
+    """Log-probability of each completion token. `model` maps ids (1, L) to logits (1, L, V)."""
+    logits = model(torch.tensor([row.prompt + row.completion]))[0]
+    result = []
+    for t, token in enumerate(row.completion):
+        scores = logits[len(row.prompt) + t - 1] / temperature  # the position before a token predicts it
+        result.append(scores[token] - torch.logsumexp(scores, dim=0))
+    return result
+
+
+# -- 3. the loss of one token ------------------------------------------------------------------------------
+
+
+def _ratio(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
+    """How much likelier the token (or the whole sequence, per token) has become."""
+    changes = []
+    for s, chosen in enumerate(row.sampled):
+        if chosen:
+            old = new[s].detach() if o.force_on_policy_ratio else row.old[s]
+            changes.append((s, new[s] - old))
+    if o.level == "sequence":
+        return torch.exp(_sum([change for _, change in changes]) / len(changes))
+    return torch.exp(dict(changes)[t])
+
+
+def _surrogate(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
+    """Clipped objective of one token, as a loss."""
+    ratio, a = _ratio(new, row, t, o), row.advantage
+    high = o.epsilon if o.epsilon_high is None else o.epsilon_high
+    if o.loss_type == "cispo":
+        return -min(ratio.item(), high) * a * new[t]
+    if ratio < 1 - o.epsilon:
+        bounded = torch.full_like(ratio, 1 - o.epsilon)
+    elif ratio > 1 + high:
+        bounded = torch.full_like(ratio, 1 + high)
+    else:
+        bounded = ratio
+    if o.delta is not None and ratio > o.delta:
+        ratio = torch.full_like(ratio, o.delta)
+    return -(ratio * a) if ratio * a <= bounded * a else -(bounded * a)
+
+
+def _correction(row: Row, t: int, o: Options) -> float:
+    """How much likelier the learner found the token than the engine that sampled it: old over sampler."""
+    if o.correction is None or row.sampler is None:
+        return 1.0
+    gaps = {s: row.old[s] - row.sampler[s] for s, chosen in enumerate(row.sampled) if chosen}
+    weight = math.exp(math.fsum(gaps.values()) if o.correction.startswith("sequence") else gaps[t])
+    floor = 0.0 if o.correction_floor is None else o.correction_floor
+    if floor <= weight <= o.correction_clip:
+        return weight
+    if o.correction.endswith("mask"):
+        return 0.0
+    return o.correction_clip if weight > o.correction_clip else floor
+
+
+def _kl(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
+    """Estimate of KL(policy || reference) at one sampled token."""
+    if row.reference is None:
+        raise ValueError("beta > 0 needs reference log-probabilities")
+    gap = row.reference[t] - new[t]
+    if o.kl_input_clamp is not None:
+        gap = gap.clamp(-o.kl_input_clamp, o.kl_input_clamp)
+    if o.kl_estimator == "k1":
+        kl = -gap
+    elif o.kl_estimator == "k2":
+        kl = gap * gap / 2
+    else:
+        kl = torch.exp(gap) - gap - 1
+    return kl if o.kl_output_clamp is None else kl.clamp(-o.kl_output_clamp, o.kl_output_clamp)
+
+
+def token_loss(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
+    """Everything one token contributes, before dividing."""
+    loss = _surrogate(new, row, t, o) * _correction(row, t, o)
+    if o.beta > 0:
+        loss = loss + o.beta * _kl(new, row, t, o)
+    if o.positive_nll > 0 and row.advantage > 0:
+        loss = loss - o.positive_nll * new[t]
+    return loss
+
+
+# -- 4. the loss of one step -------------------------------------------------------------------------------
+
+
+def step_loss(rows: Sequence[Row], new: Sequence[list[Tensor]], o: Options) -> Tensor:
+    """() the loss of a whole optimiser step. `new[i][t]` is the log-probability that carries the gradient."""
+    per_row = []
+    for row, logp in zip(rows, new, strict=True):
+        losses = [token_loss(logp, row, t, o) for t, chosen in enumerate(row.sampled) if chosen]
+        if losses:
+            per_row.append(losses)
+    if o.loss_type == "grpo":  # mean over rows of the mean over tokens: a long row's token counts less
+        return _sum([_sum(losses) / len(losses) for losses in per_row]) / len(per_row)
+    everything = _sum([loss for losses in per_row for loss in losses])
+    if o.loss_type == "dr_grpo":  # a constant: length neither rewards nor punishes
+        return everything / (len(per_row) * o.max_completion_length)
+    return everything / sum(len(losses) for losses in per_row)  # every token of the step counts the same
+
+
+def _sum(terms: Sequence[Tensor]) -> Tensor:
+    total = torch.zeros_like(terms[0])
+    for term in terms:
+        total = total + term
+    return total
+
+
+# -- 5. one step -------------------------------------------------------------------------------------------
+
+
+def step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: Sequence[Row], o: Options, scale: str = "group"
+) -> float:
+    """Advantages, scores, loss, backward, update. The whole algorithm."""
+    weights = advantages([row.reward for row in rows], [row.group for row in rows], scale)
+    for row, weight in zip(rows, weights, strict=True):
+        row.advantage = weight
+    loss = step_loss(rows, [logprobs(model, row, o.temperature) for row in rows], o)
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    optimizer.step()
+    return float(loss.detach())

@@ -1,0 +1,1 @@
+"""Who runs where: playing groups, moving weights, and the local runtime."""

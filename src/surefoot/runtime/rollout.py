@@ -1,0 +1,125 @@
+"""Plays one group per task: ask the engine, grade, and keep every fact on the record.
+
+Owns       the way from a task to a scored group.
+Promises   every rollout has its own seed, a function of (run seed, purpose, step, task, sibling);
+           versions are the engine's own at the first token; what fails carries a reason and
+           never a reward.
+Never      compares siblings, filters, or trains.
+
+Read next: `samples.py`, which turns groups into samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from surefoot.errors import EngineError, TaskError
+from surefoot.protocols import Codec, Completion, Engine, Environment, Grade, Request
+from surefoot.records import Group, Rollout, Task, Turn
+from surefoot.runtime.seeds import derive_seed
+
+UNDECODABLE = "undecodable_token"
+"""Failure reason: the policy chose an embedding row that no token has."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn."""
+
+    num_generations: int
+    temperature: float
+    max_completion_length: int
+    max_width: int
+    """Longest prompt plus completion that fits the context."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """A group with the task metric of each sibling beside it."""
+
+    group: Group
+    correct: tuple[float | None, ...]
+
+
+class RolloutCollector:
+    """Asks, listens and grades.
+
+    Args:
+        prompts: token ids of every task's prompt, by task id; encoded once, before the run.
+        token_count: ids from here on exist in the model but not in the tokenizer.
+    """
+
+    def __init__(
+        self, engine: Engine, environment: Environment, codec: Codec, prompts: Mapping[str, tuple[int, ...]],
+        *, seed: int, token_count: int,
+    ) -> None:  # fmt: skip
+        self.engine, self.environment, self.codec = engine, environment, codec
+        self.prompts, self.seed, self.token_count = prompts, seed, token_count
+
+    def play(self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int) -> list[Played]:
+        """One scored group per task, in order."""
+        requests = [r for i, task in enumerate(tasks) for r in self._requests(task, sampling, purpose, step, i)]
+        completions = self.engine.generate(requests)
+        self._check_answers(requests, completions)
+        size = sampling.num_generations
+        rollouts = [
+            self._rollout(tasks[i // size], f"{purpose}/{step}/{i // size}", i % size, requests[i], completions[i])
+            for i in range(len(requests))
+        ]
+        owners = [tasks[i // size] for i in range(len(rollouts))]
+        grades = self.environment.grade(owners, rollouts)
+        graded = [_with_grade(r, g) for r, g in zip(rollouts, grades, strict=True)]
+        correct = [g.correct for g in grades]
+        return [
+            Played(
+                Group(task, f"{purpose}/{step}/{i}", tuple(graded[i * size : (i + 1) * size])),
+                tuple(correct[i * size : (i + 1) * size]),
+            )
+            for i, task in enumerate(tasks)
+        ]
+
+    def _requests(self, task: Task, sampling: Sampling, purpose: str, step: int, position: int) -> list[Request]:
+        if task.id not in self.prompts:
+            raise TaskError(f"task {task.id} was never encoded", "prompts become tokens once", "add it to the task set")
+        prompt = self.prompts[task.id]
+        room = min(sampling.max_completion_length, sampling.max_width - len(prompt))
+        return [
+            Request(
+                id=f"{purpose}/{step}/{position}/{i}", prompt_ids=prompt, max_new_tokens=room,
+                temperature=sampling.temperature, stop_ids=self.codec.stop_ids,
+                seed=derive_seed(self.seed, purpose, step, task.id, i),
+            )
+            for i in range(sampling.num_generations)
+        ]  # fmt: skip
+
+    def _check_answers(self, requests: Sequence[Request], completions: Sequence[Completion]) -> None:
+        asked, answered = [r.id for r in requests], [c.request_id for c in completions]
+        if asked != answered:
+            raise EngineError(
+                f"asked {len(asked)} completions, got {len(answered)}, or in another order",
+                "an answer given to the wrong question is graded without complaint",
+                "return one completion per request, in order",
+            )
+        for request, completion in zip(requests, completions, strict=True):
+            if not 1 <= len(completion.token_ids) <= request.max_new_tokens:
+                raise EngineError(
+                    f"request {request.id}: {len(completion.token_ids)} tokens, asked for 1 to {request.max_new_tokens}",
+                    "an empty or overlong answer breaks the batch arithmetic",
+                    "respect max_new_tokens in the engine",
+                )
+
+    def _rollout(self, task: Task, group: str, index: int, request: Request, completion: Completion) -> Rollout:
+        turn = Turn(
+            request.prompt_ids, completion.token_ids, completion.logprobs, completion.version,
+            finish_reason=completion.finish_reason, text=self.codec.decode(completion.token_ids),
+            version_end=completion.version_end,
+        )  # fmt: skip
+        failure = UNDECODABLE if max(completion.token_ids) >= self.token_count else None
+        return Rollout(task.id, group, index, (turn,), failure=failure)
+
+
+def _with_grade(rollout: Rollout, grade: Grade) -> Rollout:
+    if rollout.failure is not None:  # failed before grading: nobody's verdict can change that
+        return rollout
+    return rollout.graded(grade.reward, grade.parts, grade.failure)

@@ -1,0 +1,73 @@
+"""What one step's groups look like in numbers: rewards, lengths, failures. Undefined is left out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from surefoot.records import LENGTH, STOP, Group, Rollout
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Metrics of everything that was collected, before anything is filtered."""
+    rollouts = [r for g in groups for r in g.rollouts if r.turns]
+    metrics = _lengths(rollouts)
+    metrics |= _rewards(groups)
+    failures = Counter(r.failure for g in groups for r in g.rollouts if r.failure is not None)
+    metrics |= {f"failures/{reason}": float(count) for reason, count in failures.items()}
+    metrics["num_tokens"] = float(sum(r.sampled_tokens for r in rollouts))
+    metrics["groups/mixed_version"] = float(sum(any(t.mixed for t in r.turns) for r in rollouts))
+    return metrics
+
+
+def _rewards(groups: Sequence[Group]) -> dict[str, float]:
+    scored = [[r for r in g.rewards if r is not None] for g in groups]
+    scored = [rewards for rewards in scored if rewards]
+    if not scored:
+        return {}
+    every = [r for rewards in scored for r in rewards]
+    best, worst = max(every), min(every)
+    constant = [rewards[0] for rewards in scored if len(set(rewards)) == 1]
+    metrics = {
+        "reward": _mean(every),
+        "reward_std": _mean([_std(rewards) for rewards in scored]),
+        "frac_reward_zero_std": len(constant) / len(scored),
+        "groups/scored": float(len(scored)),
+        "groups/all_correct": float(sum(c == best and best != worst for c in constant)),
+        "groups/all_wrong": float(sum(c == worst and best != worst for c in constant)),
+    }
+    for name in sorted({n for g in groups for r in g.rollouts for n in r.reward_parts}):
+        parts = [r.reward_parts.get(name) for g in groups for r in g.rollouts]
+        values = [p for p in parts if p is not None]
+        if values:
+            metrics |= {f"rewards/{name}/mean": _mean(values), f"rewards/{name}/std": _std(values)}
+    return metrics
+
+
+def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    if not rollouts:
+        return {}
+    lengths = [r.sampled_tokens for r in rollouts]
+    ended = [r.sampled_tokens for r in rollouts if r.finish_reason == STOP]
+    metrics = {
+        "completions/mean_length": _mean(lengths),
+        "completions/min_length": float(min(lengths)),
+        "completions/max_length": float(max(lengths)),
+        "completions/clipped_ratio": sum(r.finish_reason == LENGTH for r in rollouts) / len(rollouts),
+    }
+    if ended:
+        metrics["completions/mean_terminated_length"] = _mean(ended)
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _std(values: Sequence[float]) -> float:
+    """Population standard deviation; exactly 0 for equal values, whatever they are."""
+    if len(set(values)) == 1:
+        return 0.0
+    centre = _mean(values)
+    return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / len(values))

@@ -1,0 +1,199 @@
+"""One folder per run: where everything lies, made once, never shared by two runs.
+
+Owns       the layout below, and who may create it.
+Promises   a folder that holds anything is refused; folders 0700, files 0600; a start that was refused
+           leaves nothing behind.
+Never      overwrites a run, or leaves the folder it was given.
+
+    RUN/config.toml  environment.json  metrics.jsonl  verdict.json  report.html
+        rollouts/step_N.jsonl  checkpoints/step_N/  logs/  journal/
+
+Read next: `durable.py`, how files get there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.config import Config
+from surefoot.config_load import dump_toml
+from surefoot.config_load.check import RUN_NAME
+from surefoot.errors import ConfigError, StateError
+from surefoot.records import Verdict
+from surefoot.store.durable import atomic_write, commit_folder, storage_error, write_json
+
+__all__ = ["RunFolder", "atomic_write", "commit_folder"]
+
+FILES = ("config.toml", "environment.json", "metrics.jsonl", "verdict.json", "report.html")
+FOLDERS = ("logs", "rollouts", "checkpoints", "journal")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run's place on disk.
+
+    Example:
+        >>> RunFolder(Path("runs/1")).rollouts(7).as_posix()
+        'runs/1/rollouts/step_7.jsonl'
+    """
+
+    root: Path
+    made: tuple[Path, ...] = ()
+    """Folders that this run created, outermost first; `discard` takes away no other."""
+
+    @classmethod
+    def create(
+        cls, output_dir: Path | None, name: str, cwd: Path, *, now: datetime.datetime | None = None
+    ) -> RunFolder:
+        """Make the folder of a new run.
+
+        Args:
+            output_dir: where it goes (relative to `cwd`); None makes `runs/<UTC time>-<name>`.
+            name: a slug; only used for the default place.
+        """
+        root = cls.planned(output_dir, name, cwd, now=now)
+        try:
+            if output_dir is None:
+                root = _free_name(root)
+            made = _make_folders(root)
+            (root / "logs").mkdir(mode=0o700)  # the claim: of two runs that start at once, one fails here
+            for folder in ("rollouts", "checkpoints"):
+                (root / folder).mkdir(mode=0o700)
+        except FileExistsError:
+            raise _already_used(root) from None
+        except OSError as error:
+            raise storage_error(root, error) from error
+        return cls(root, made)
+
+    @classmethod
+    def planned(cls, output_dir: Path | None, name: str, cwd: Path, *, now: datetime.datetime | None = None) -> Path:
+        """Where `create` would put the run; refuses what `create` would refuse, and writes nothing."""
+        _check_slug(name)
+        if output_dir is None:
+            moment = now or datetime.datetime.now(datetime.UTC)
+            return cwd / "runs" / f"{moment:%Y%m%d-%H%M%S}-{name}"
+        root = Path(os.path.abspath(cwd / output_dir))
+        if "\0" in str(root):
+            raise ConfigError("output_dir holds a NUL character", "no folder can be called that", "choose another")
+        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            raise _already_used(root)
+        return root
+
+    @classmethod
+    def open(cls, root: Path) -> RunFolder:
+        """An existing run; anything else is a `StateError`."""
+        if not (root / "config.toml").is_file():
+            raise StateError(
+                f"{root} is not a run folder",
+                "it has no config.toml" if root.is_dir() else "it does not exist",
+                "give the folder that `surefoot train` named at its end",
+            )
+        return cls(root)
+
+    @property
+    def config(self) -> Path:
+        """The resolved config, every key."""
+        return self.root / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per logged step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, device, git."""
+        return self.root / "environment.json"
+
+    @property
+    def verdict(self) -> Path:
+        """How the run ended."""
+        return self.root / "verdict.json"
+
+    @property
+    def logs(self) -> Path:
+        """What workers printed."""
+        return self.root / "logs"
+
+    def rollouts(self, step: int) -> Path:
+        """Every rollout of one step."""
+        return self.root / "rollouts" / f"step_{step}.jsonl"
+
+    def checkpoint(self, step: int) -> Path:
+        """The weights after one step."""
+        return self.root / "checkpoints" / f"step_{step}"
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return checkpoints_of(self.root)
+
+    def write_config(self, config: Config) -> None:
+        """Keep the config as TOML with every key; hand in `LoadedConfig.resolved`, so that paths hold anywhere."""
+        atomic_write(self.config, dump_toml(config))
+
+    def write_environment(self, record: Mapping[str, Any]) -> None:
+        """Keep the machine's description."""
+        write_json(self.environment, record)
+
+    def write_verdict(self, status: Verdict, reasons: Sequence[str], facts: Mapping[str, Any] | None = None) -> None:
+        """Keep the verdict: status and reasons first, then whatever numbers it rests on."""
+        write_json(self.verdict, {"status": str(status), "reasons": list(reasons), **(facts or {})})
+
+    def discard(self) -> None:
+        """Take back a start that was refused: our own files, and the folders this run made if they are empty."""
+        for name in FILES:
+            (self.root / name).unlink(missing_ok=True)
+        for name in FOLDERS:
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        for folder in reversed(self.made):
+            if any(folder.iterdir()):
+                return
+            folder.rmdir()
+
+
+def checkpoints_of(root: Path) -> list[Path]:
+    """Complete `checkpoints/step_N` folders of a run, by step."""
+    found = [path for path in (root / "checkpoints").glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def _check_slug(name: str) -> None:
+    if not RUN_NAME.fullmatch(name) or ".." in name:
+        raise ConfigError(
+            f"run name {name!r} is not a slug",
+            "it becomes part of a folder's name and must not lead elsewhere",
+            "use letters, digits, dot, dash and underscore, at most 64, beginning with a letter or digit",
+        )
+
+
+def _make_folders(root: Path) -> tuple[Path, ...]:
+    """Create `root` and its missing parents; returns what was made, outermost first."""
+    missing = [folder for folder in [root, *root.parents] if not folder.exists()][::-1]
+    for folder in missing:
+        folder.mkdir(mode=0o700)
+    return tuple(missing)
+
+
+def _free_name(root: Path) -> Path:
+    """Two runs within one second get different folders."""
+    number, path = 2, root
+    while path.exists():
+        path = root.with_name(f"{root.name}-{number}")
+        number += 1
+    return path
+
+
+def _already_used(root: Path) -> StateError:
+    holds = "holds a run" if any((root / name).exists() for name in (*FILES, *FOLDERS)) else "is not empty"
+    return StateError(
+        f"{root} already {holds}" if holds == "holds a run" else f"{root} exists and {holds}",
+        "two runs in one folder make both unreadable",
+        "choose another output_dir, or leave it out for a fresh folder under runs/",
+    )

@@ -1,0 +1,4 @@
+"""Every number, once: the register of metrics, the log, and what a person sees.
+
+Read next: `metrics.py`, the names; `log.py`, the file.
+"""

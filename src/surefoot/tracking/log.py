@@ -1,0 +1,157 @@
+"""`metrics.jsonl`, written and read by one file.
+
+Owns       the format: one flat JSON object per line, `step` first, every other value a finite number.
+Promises   a value that is None, NaN, infinite, a bool or text is refused, never turned into 0; each step is
+           there once per kind (training, evaluation), in order; numbers keep every digit; a line is whole.
+Never      rounds, averages, or skips a line it cannot read.
+
+    {"step": 7, "loss": 0.0123, "reward": 0.5, ...}
+    {"step": 25, "eval_accuracy": 0.61, "eval_n": 400, ...}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from surefoot.errors import NumericsError, StateError, StorageError
+from surefoot.tracking.metrics import lookup
+
+Row = dict[str, float]
+
+
+class MetricsLog:
+    """Appends to one `metrics.jsonl`; an existing file is read first and continued."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last: dict[str, int] = {}
+        for row in read_metrics(path) if path.exists() else []:
+            self._last[kind_of(row)] = int(row["step"])
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise self._refused(error) from error
+        self._size = os.fstat(self._file).st_size
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one line; on return it has left this process."""
+        kind = kind_of(metrics)
+        self._check_step(step, kind)
+        row = {"step": step} | {name: _checked(step, name, value) for name, value in metrics.items()}
+        self._append(json.dumps(row, allow_nan=False).encode("ascii") + b"\n")
+        self._last[kind] = step
+
+    def close(self) -> None:
+        """Make the file durable and let go of it; a second call does nothing."""
+        if self._file >= 0:
+            os.fsync(self._file)
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_step(self, step: object, kind: str) -> None:
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise StateError(f"step is {step!r}", "steps count from 0", "log with the optimiser step")
+        if kind in self._last and step <= self._last[kind]:
+            raise StateError(
+                f"step {step} ({kind}) comes after step {self._last[kind]} in {self.path.name}",
+                "a step that is there twice would be judged twice",
+                "log each step once, in order",
+            )
+
+    def _append(self, line: bytes) -> None:
+        try:
+            written = os.write(self._file, line)
+            if written < len(line):  # the disk took a part: take it back, no reader shall see half a line
+                os.ftruncate(self._file, self._size)
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise self._refused(error) from error
+        self._size += len(line)
+
+    def _refused(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.path} could not be written: {error.strerror}",
+            "a run without its numbers cannot be judged",
+            "free some space or check the rights of the folder",
+        )
+
+
+def kind_of(metrics: Mapping[str, Any]) -> str:
+    """`eval` for a line with any `eval_*` name, else `train`."""
+    return "eval" if any(name.startswith("eval_") for name in metrics) else "train"
+
+
+def _checked(step: int, name: str, value: object) -> float:
+    if name == "step" or lookup(name) is None:
+        raise StateError(
+            f"step {step}: metric {name!r} is not registered",
+            "a number under a name that nobody declared is a number that nobody checks",
+            "add it to tracking/metrics.py with unit, reduction and meaning",
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise NumericsError(
+            f"step {step}: {name} = {value!r} is not a finite number",
+            "a placeholder would be read as a measurement",
+            "leave the name out when it is undefined; convert arrays with float()",
+        )
+    return value
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """Every line of a `metrics.jsonl`, in order; anything torn or odd is a `StateError` with its line number."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StateError(
+            f"{path} cannot be read: {error.strerror}", "no numbers, no judgement", "check the run folder"
+        ) from error
+    if data and not data.endswith(b"\n"):
+        raise _corrupt(path, data.count(b"\n") + 1, "the line is torn (no newline at its end)")
+    lines = data.decode("utf-8", errors="surrogateescape").split("\n")[:-1]
+    return [_parse(path, number, line) for number, line in enumerate(lines, 1)]
+
+
+def _parse(path: Path, number: int, line: str) -> Row:
+    try:
+        row = json.loads(line, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(path, number, str(error)) from error
+    if not isinstance(row, dict) or next(iter(row), None) != "step":
+        raise _corrupt(path, number, "not an object that begins with step")
+    for name, value in row.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise _corrupt(path, number, f"{name} is not a finite number")
+    if not isinstance(row["step"], int) or row["step"] < 0:
+        raise _corrupt(path, number, "step is not a whole number from 0")
+    return row
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return row
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+def _corrupt(path: Path, number: int, why: str) -> StateError:
+    return StateError(
+        f"{path.name}:{number}: {why}", "a judgement over damaged numbers is no judgement", "restore or rerun"
+    )

@@ -1,0 +1,122 @@
+"""The register: every metric's name, unit, how it is reduced, which way is healthy, and what it means.
+
+Promises   a name that is not here is refused by the log, so that no dashboard waits for a misspelt one.
+Names are TRL's where TRL has one; `{}` in a name stands for one word, such as a reward function's name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+Reduction = Literal["mean", "sum", "max", "min", "last"]
+Healthy = Literal["up", "down", "steady", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One kind of number.
+
+    Example:
+        >>> lookup("rewards/score/mean").unit
+        'reward'
+    """
+
+    name: str
+    unit: str
+    reduction: Reduction
+    """How values of microbatches, workers or several logged steps become one."""
+    healthy: Healthy
+    """Which way it moves in a run that learns; `steady` should stay where it is."""
+    description: str
+
+
+_TABLE = """
+reward | reward | mean | up | mean reward over all graded rollouts of the step
+reward_std | reward | mean | steady | mean over groups of the population standard deviation inside the group
+rewards/{}/mean | reward | mean | up | mean of one reward function over the rollouts it judged
+rewards/{}/std | reward | mean | steady | standard deviation of one reward function over the rollouts it judged
+frac_reward_zero_std | share | mean | down | share of groups whose rewards are all equal: no gradient comes from them
+loss | loss | last | none | the step's loss, penalty included; its level says little by itself
+policy_loss | loss | last | none | the loss without the KL penalty
+kl | nats/token | mean | steady | mean KL estimate against the reference, over trained tokens
+entropy | nats/token | mean | steady | mean entropy of the policy over trained tokens
+approx_entropy | nats/token | mean | steady | mean of minus the sampler's logprob: a one-sample estimate of the entropy
+positive_nll | nats/token | mean | down | mean negative log-likelihood of tokens with a positive advantage
+grad_norm | norm | last | steady | gradient norm before clipping
+learning_rate | rate | last | none | learning rate of this step
+probs_ratio | ratio | mean | steady | mean probability ratio new to old over trained tokens
+abs_log_ratio | nats | mean | steady | mean absolute log ratio new to old over trained tokens
+cispo_clip_ratio | share | mean | steady | share of tokens whose cispo weight was capped
+clip_ratio/low_mean | share | mean | steady | share of tokens clipped from below
+clip_ratio/high_mean | share | mean | steady | share of tokens clipped from above
+clip_ratio/region_mean | share | mean | steady | share of tokens clipped on either side
+clip_ratio/delta_mean | share | mean | steady | share of tokens bounded by the dual clip
+clip_ratio/low_min | share | min | steady | smallest share clipped from below over microbatches
+clip_ratio/high_max | share | max | steady | largest share clipped from above over microbatches
+correction/raw_mean | ratio | mean | steady | mean importance weight before it is bounded; 1 when engines agree
+correction/used_mean | ratio | mean | steady | mean importance weight as used
+correction/bounded_share | share | mean | down | share of importance weights that were truncated or masked
+completions/mean_length | tokens | mean | steady | mean completion length
+completions/min_length | tokens | min | steady | shortest completion
+completions/max_length | tokens | max | steady | longest completion
+completions/clipped_ratio | share | mean | down | share of completions cut by the length limit
+completions/mean_terminated_length | tokens | mean | steady | mean length of completions that ended by themselves
+sampling/sampling_logp_difference/mean | nats | mean | down | mean absolute difference of sampler and learner logprobs
+sampling/sampling_logp_difference/max | nats | max | down | largest absolute difference of sampler and learner logprobs
+sampling/importance_sampling_ratio/min | ratio | min | steady | smallest learner-to-sampler probability ratio
+sampling/importance_sampling_ratio/mean | ratio | mean | steady | mean learner-to-sampler probability ratio
+sampling/importance_sampling_ratio/max | ratio | max | steady | largest learner-to-sampler probability ratio
+token_mult_prob_error | ratio | mean | down | mean of exp(|logprob difference|); 1 is perfect, above 1.05 is alarming
+gen_kl_error | nats/token | mean | down | KL estimate from sampler to learner
+policy_kl_error | nats/token | mean | down | KL estimate from learner to sampler
+js_divergence_error | nats/token | mean | down | Jensen-Shannon divergence of sampler and learner
+seq_mult_prob_error/{} | ratio | mean | down | multiplicative probability error taken per sequence
+trained_tokens | tokens | sum | steady | tokens that carried loss
+trained_rows | rows | sum | steady | samples that carried loss
+num_tokens | tokens | sum | none | tokens sampled for this step
+tokens_per_second | tokens/s | mean | up | sampled tokens over the whole step's time
+step_time | s | sum | down | wall time of the step
+timing/{} | s | sum | down | wall time of one part of the step
+version | steps | last | up | version of the weights after this step
+steps_refused | steps | sum | down | 1 when a non-finite number kept this step from the weights
+groups/{} | groups | sum | none | groups by what became of them
+dropped/{} | groups | sum | down | groups or tasks left out, by reason
+failures/{} | rollouts | sum | down | rollouts without a verdict, by reason
+census/parameters | tensors | last | none | parameter tensors of the policy
+census/with_gradient | tensors | last | up | parameter tensors that got a gradient in step 1
+census/moved | tensors | last | up | parameter tensors that changed in step 1
+eval_accuracy | share | mean | up | held-out tasks solved, by the task metric, not by the reward
+eval_accuracy_stderr | share | last | down | standard error of eval_accuracy
+eval_reward | reward | mean | up | mean reward on held-out tasks
+eval_n | answers | sum | steady | held-out answers that got a verdict
+eval_failures | answers | sum | down | held-out answers that nobody could grade
+eval_completions/mean_length | tokens | mean | steady | mean completion length on held-out tasks
+eval_completions/clipped_ratio | share | mean | down | share of held-out completions cut by the length limit
+"""
+
+
+def _row(line: str) -> Metric:
+    # At most four splits from the left: a description may hold a bar of its own, as in exp(|x|).
+    name, unit, reduction, healthy, description = (part.strip() for part in line.split(" | ", 4))
+    return Metric(name, unit, reduction, healthy, description)  # type: ignore[arg-type]
+
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in map(_row, _TABLE.strip().splitlines())}
+
+
+def lookup(name: str) -> Metric | None:
+    """The metric of this name, patterns included; None when nobody registered it."""
+    return METRICS.get(name) or next((metric for pattern, metric in _patterns() if pattern.fullmatch(name)), None)
+
+
+@cache
+def _patterns() -> list[tuple[re.Pattern[str], Metric]]:
+    word = r"[^/\s{}]+"
+    return [
+        (re.compile(re.escape(name).replace(re.escape("{}"), word)), metric)
+        for name, metric in METRICS.items()
+        if "{}" in name
+    ]

@@ -1,0 +1,73 @@
+"""The batch arithmetic in words, printed before a run starts: two numbers given, the rest derived and shown."""
+
+from __future__ import annotations
+
+from surefoot.config import Config
+
+
+def batch_arithmetic(
+    config: Config,
+    *,
+    microbatch_size: int | None = None,
+    train_tasks: int | None = None,
+    heldout_tasks: int | None = None,
+    parameters: int | None = None,
+) -> list[str]:
+    """Lines for the start of a run; what is not known yet is left out.
+
+    Args:
+        microbatch_size: rollouts per forward pass, as the learner derived it; the config's when left out.
+        train_tasks: tasks that are trained on.
+        heldout_tasks: tasks that are held out, all of them.
+        parameters: size of the policy.
+    """
+    model = f"model     {config.model}" + (f" ({parameters:,} parameters)" if parameters else "")
+    return [
+        model,
+        _tasks(config, train_tasks, heldout_tasks),
+        _step(config, microbatch_size or config.microbatch_size),
+        _run(config, train_tasks),
+        _evaluation(config, heldout_tasks),
+    ]
+
+
+def _tasks(config: Config, train: int | None, heldout: int | None) -> str:
+    counts = "" if train is None else f": {train} to train on, {heldout or 0} held out"
+    return f"tasks     {config.tasks}{counts}"
+
+
+def _step(config: Config, piece: int) -> str:
+    rollouts = config.rollouts_per_step
+    line = (
+        f"one step  {config.tasks_per_step} tasks x {config.num_generations} generations = {rollouts} rollouts, "
+        f"at most {rollouts * config.max_completion_length} tokens"
+    )
+    if piece:
+        count = -(-rollouts // piece)
+        line += f", in {count} microbatch{'es' if count > 1 else ''} of {piece}"
+    return line
+
+
+def _run(config: Config, train: int | None) -> str:
+    batches = config.max_steps // config.num_iterations
+    visits = batches * config.tasks_per_step
+    line = f"run       {config.max_steps} steps"
+    if config.num_iterations > 1:
+        line += f" ({batches} collections, each trained on {config.num_iterations} times)"
+    line += f", {visits} task visits"
+    if train:
+        line += f" = {visits / train:.2g} epochs"
+    return line + f", at most {batches * config.rollouts_per_step * config.max_completion_length} tokens"
+
+
+def _evaluation(config: Config, heldout: int | None) -> str:
+    if config.heldout_fraction == 0:
+        return "held out  nothing (heldout_fraction = 0)"
+    tasks = config.eval_tasks if heldout is None else min(config.eval_tasks, heldout)
+    cadence = f"every {config.eval_steps} steps" if config.eval_steps else "at the end"
+    line = f"held out  {tasks} tasks x {config.num_generations_eval} answers {cadence}"
+    if config.eval_on_start:
+        line += " and before the first"
+    if config.target_metric is not None:
+        line += f"; target {config.target_metric} >= {config.target_value}"
+    return line

@@ -1,0 +1,69 @@
+"""Numbers and strange text made readable: what reaches a terminal goes through here."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+_BARS = "▁▂▃▄▅▆▇█"
+_KEPT = "\n\t"
+
+
+def printable(text: str) -> str:
+    """`text` with every control, bidirectional and unassigned character spelled out: nothing moves the cursor.
+
+    Example:
+        >>> printable("ok\\x1b[31m")
+        'ok\\\\x1b[31m'
+    """
+    return "".join(c if c in _KEPT or unicodedata.category(c)[0] != "C" else _spelled(c) for c in text)
+
+
+def _spelled(char: str) -> str:
+    return char.encode("unicode_escape", errors="surrogatepass").decode("ascii")
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """The last `width` values as a row of bars between their own minimum and maximum."""
+    shown = list(values)[-width:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    if low == high:
+        return _BARS[0] * len(shown)
+    return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in shown)
+
+
+def number(value: float) -> str:
+    """Four significant digits for the screen; the log keeps them all."""
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:.4g}"
+    return f"{value:.1e}"
+
+
+def duration(seconds: float) -> str:
+    """`45s`, `3m 05s`, `2h 10m`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def size(count: float) -> str:
+    """Bytes in the largest unit that keeps a digit before the point."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def shown_path(path: Path) -> str:
+    """Relative to the current folder where it lies inside it."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

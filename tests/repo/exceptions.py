@@ -1,0 +1,27 @@
+"""The one list of exceptions to our own rules. Each has a reason; one that is no longer needed turns a test red."""
+
+from __future__ import annotations
+
+FILE_LINES = {
+    # "src/surefoot/name.py": "why this file may exceed the limit",
+}
+
+FUNCTION_LINES = {
+    # "src/surefoot/name.py::Class.function": "why this function may exceed the limit",
+}
+
+BANNED_CALLS = {
+    "src/surefoot/envs/marks.py::except": "a stranger's __float__ failed, and that is the finding: not a number",
+    "src/surefoot/envs/reward_worker.py::except": "a stranger's __repr__ failed while a message about it was written",
+    "src/surefoot/envs/reward_worker.py::multiprocessing.reduction.ForkingPickler.loads": (
+        "the bytes come from our own driver over a socket pair that only the two processes hold"
+    ),
+}
+
+PATH_EDITS = {
+    "src/surefoot/envs/grading.py": "a reward file may import a helper that lies beside it; appended, so it shadows nothing",
+}
+
+PRIVATE_PATHS = {
+    # "path/of/file": "why it names such a path",
+}

@@ -1,0 +1,69 @@
+"""The floors have teeth: the contracts hold on this tree, and a planted import turns each of them red."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repo_tree import PACKAGE, ROOT, SRC
+
+HEAVY = ("accelerate", "peft", "ray", "transformers", "trl", "vllm")
+
+
+def lint(root: Path) -> subprocess.CompletedProcess[str]:
+    """lint-imports on a tree with src/ and pyproject.toml, in its own interpreter and without its cache."""
+    command = "import sys; from importlinter.cli import lint_imports_command; lint_imports_command(['--no-cache'])"
+    env = os.environ | {"PYTHONPATH": str(root / "src"), "NO_COLOR": "1", "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-c", command], cwd=root, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the tree that may be damaged."""
+    skip = shutil.ignore_patterns("__pycache__", "*.safetensors")
+    shutil.copytree(SRC, tmp_path / "src", ignore=skip)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_the_contracts_hold() -> None:
+    result = lint(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "No matches for ignored import" not in result.stdout, "the register names a use that is gone"
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "broken"),
+    [
+        ("errors.py", "import surefoot.records", "Imports only go down"),
+        ("maths/advantages.py", "import surefoot.config", "Imports only go down"),
+        ("engines/scripted.py", "def later():\n    import surefoot.policy.load", "Imports only go down"),
+        ("data/tasks.py", "import surefoot.envs", "Imports only go down"),
+        ("policy/load.py", "import surefoot.assemble", "Imports only go down"),
+        ("reference.py", "import surefoot.errors", "Imports only go down"),
+        ("new_corner.py", "import json", "Imports only go down"),
+        ("maths/losses.py", "import surefoot.reference", "nobody imports the oracle"),
+        ("envs/grading.py", "import torch", "Light modules never import torch"),
+        *[("protocols.py", f"def later():\n    import {name}", "One home per heavy dependency") for name in HEAVY],
+    ],
+)
+def test_planted_import_turns_a_contract_red(copy: Path, file: str, line: str, broken: str) -> None:
+    target = copy / "src" / "surefoot" / file
+    assert target.exists() or file == "new_corner.py", f"{file} is gone; choose another file to damage"
+    with target.open("a", encoding="utf-8") as handle:
+        handle.write(f"\n{line}\n")
+    result = lint(copy)
+    assert result.returncode == 1, result.stdout + result.stderr
+    verdicts = [text for text in result.stdout.splitlines() if " BROKEN" in text]
+    assert any(broken in text for text in verdicts), result.stdout
+
+
+def test_no_module_is_named_after_a_package_that_it_imports() -> None:
+    clashes = [path for name in HEAVY for path in PACKAGE.rglob(f"{name}.py")]
+    assert clashes == []

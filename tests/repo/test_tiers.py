@@ -1,0 +1,95 @@
+"""Test tiers: unit tests stay small, GPU tests are skipped in the open, integration folders exist."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from repo_tree import ROOT, Source, functions, imported, parse, run_python, sources
+
+NOT_IN_UNIT = {"ray", "vllm", "trl", "wandb", "tensorboard", "deepspeed"}
+
+
+def heavy_imports(source: Source) -> Iterator[str]:
+    for line, name in imported(source.tree):
+        if name.split(".")[0] in NOT_IN_UNIT:
+            yield f"{source.name}:{line}: {name}"
+
+
+def test_no_unit_test_imports_a_cluster_or_a_peer() -> None:
+    unit = sources(ROOT / "tests" / "unit")
+    assert unit, "there are no unit tests"
+    assert [finding for source in unit for finding in heavy_imports(source)] == []
+
+
+def test_planted_ray_import_is_seen() -> None:
+    assert list(heavy_imports(parse("def test_x():\n    from ray.util import queue\n"))) == ["planted.py:2: ray.util"]
+
+
+def test_every_test_file_holds_a_test() -> None:
+    files = [source for source in sources(ROOT / "tests") if Path(source.name).name.startswith("test_")]
+    empty = [s.name for s in files if not any(name.split(".")[-1].startswith("test_") for name, _ in functions(s.tree))]
+    assert empty == []
+
+
+@pytest.mark.parametrize("tier", ["unit", "silent", "parity", "runs", "faults", "repo"])
+def test_the_tier_has_tests(tier: str) -> None:
+    assert list((ROOT / "tests" / tier).rglob("test_*.py")), f"tests/{tier} is empty"
+
+
+@pytest.fixture
+def inner(tmp_path: Path) -> Path:
+    """A folder with our conftest and settings, for a pytest inside the pytest."""
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "conftest.py")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\naddopts = -ra --strict-markers\nxfail_strict = true\nfilterwarnings = error\nmarkers =\n    gpu: x\n",
+        encoding="utf-8",
+    )
+    return tmp_path
+
+
+def test_a_gpu_test_is_skipped_with_a_counted_reason(inner: Path) -> None:
+    (inner / "test_gpu.py").write_text(
+        "import pytest, torch\ntorch.cuda.is_available = lambda: False\npytestmark = pytest.mark.gpu\n"
+        "def test_a(): raise RuntimeError\ndef test_b(): raise RuntimeError\n",
+        encoding="utf-8",
+    )
+    result = run_python("-m", "pytest", "-p", "no:cacheprovider", cwd=inner)
+    assert result.returncode == 0, result.stdout
+    assert "2 skipped" in result.stdout
+    assert "skipped 2: needs a CUDA GPU, none is visible" in result.stdout
+
+
+def test_the_network_is_out_of_reach_and_loopback_is_not(inner: Path) -> None:
+    (inner / "test_net.py").write_text(
+        "import socket, pytest\n"
+        "def test_away():\n"
+        "    with socket.socket() as s, pytest.raises(OSError, match='do not use the network'):\n"
+        "        s.connect(('192.0.2.1', 80))\n"
+        "def test_home():\n"
+        "    with socket.create_server(('127.0.0.1', 0)) as server, socket.create_connection(server.getsockname()):\n"
+        "        pass\n",
+        encoding="utf-8",
+    )
+    result = run_python("-m", "pytest", "-p", "no:cacheprovider", cwd=inner)
+    assert "2 passed" in result.stdout, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("import warnings\ndef test_x(): warnings.warn('odd')\n", "1 failed"),
+        ("import pytest\n@pytest.mark.xfail(reason='x')\ndef test_x(): pass\n", "1 failed"),
+        ("import pytest\n@pytest.mark.gpuu\ndef test_x(): pass\n", "1 error"),
+    ],
+    ids=["a warning", "an unexpected pass", "an unknown marker"],
+)
+def test_what_others_let_pass_is_red_here(inner: Path, code: str, outcome: str) -> None:
+    (inner / "test_it.py").write_text(code, encoding="utf-8")
+    (inner / "pytest.ini").unlink()
+    result = run_python(
+        "-m", "pytest", "-o", "cache_dir=cache", "-c", str(ROOT / "pyproject.toml"), "test_it.py", cwd=inner
+    )
+    assert outcome in result.stdout, result.stdout
