@@ -20,7 +20,7 @@ QUIET := 2>&1 | sed -u '/^WARNING: Location .* is ignored: it is neither a file 
 
 # -ra and the counts come from pyproject.toml; every run leaves its machine-readable result in $(REPORTS).
 PYTEST = mkdir -p $(REPORTS) && PYTHONUNBUFFERED=1 $(BIN)/python -m pytest --junitxml=$(REPORTS)/$(1).xml $(2) | tee $(REPORTS)/$(1).txt
-COUNT = $(BIN)/python scripts/count_tests.py --results $(REPORTS)/results.json
+COUNT = $(BIN)/python scripts/count_tests.py --results $(REPORTS)/results.jsonl
 # What needs a GPU is not left out: it is skipped where there is none, and counted.
 EVERY_DAY := not nightly
 
@@ -31,7 +31,7 @@ help: ## this list
 
 setup: $(VENV)/.core ## create .venv and install the package with the tested versions
 
-train: $(VENV)/.core ## train the built-in model (about two minutes on two cores)
+train: $(VENV)/.core ## train the built-in model
 	@$(BIN)/surefoot train
 
 test: unit integration ## every test but nightly ones; prints the counts
@@ -58,7 +58,7 @@ check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the re
 	@$(call PYTEST,repo,-n 2 -q tests/repo)
 
 bench: $(VENV)/.test ## measure speed and memory; prints ratios with intervals, keeps raw samples
-	@for script in $$(grep -l '__main__' benchmarks/*.py); do $(BIN)/python "$$script"; done
+	@$(BIN)/python benchmarks/run.py
 
 clean: ## remove what make made
 	rm -rf $(VENV) $(REPORTS) .cache dist build

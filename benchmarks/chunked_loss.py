@@ -152,10 +152,8 @@ def verdict(memory: list[float], speed: list[float], worst: float) -> int:
     logits = ROWS * WIDTH * VOCABULARY * 4
     print(f"memory: plain needs {spread(memory)} the extra peak of chunked; goal {GOAL:.0f}x")
     print(f"time:   chunked takes {spread(speed)} as long; 4 matrix products against 3 allow 1.33x")
-    ratio = f"{3 * logits / one_hidden:.0f}x"
-    print(
-        f"limit:  {ratio}, three logits tensors of {logits >> 20} MiB over one hidden gradient of {one_hidden >> 20} MiB"
-    )
+    sizes = f"three logits tensors ({3 * logits >> 20} MiB) over a hidden gradient ({one_hidden >> 20} MiB)"
+    print(f"limit:  {3 * logits / one_hidden:.0f}x, {sizes}")
     return 0 if min(memory) >= GOAL else 1
 
 

@@ -3,7 +3,7 @@
 For each JUnit file `name.xml` the printed output is expected beside it as `name.txt`. A number that is told but not
 found in the file, or the other way round, is an error: counts are checked, not narrated.
 
-    python scripts/count_tests.py [--results results.json] .reports/unit.xml ...
+    python scripts/count_tests.py [--results results.jsonl] .reports/unit.xml ...
 
 `--results` writes one JSON object per test: test, success, outcome, timestamp, duration.
 """

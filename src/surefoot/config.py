@@ -7,7 +7,7 @@ Never      imports torch, opens a model, or changes a value silently.
 
 Two keys are required: `model` and `tasks`. Names are TRL's where TRL has one.
 
-Read next: `config_load.py`, which turns files and command-line overrides into a `Config`.
+Read next: `config_load`, which turns files and command-line overrides into a `Config`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ def _number(value: object) -> object:
                 return value
     return value
 
+
+MICROBATCH_TOKENS = 4096
+"""With microbatch_size = 0, whole groups are put into one forward pass up to this many tokens."""
 
 Int = Annotated[int, BeforeValidator(_number), Field(strict=True)]
 Float = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False)]
@@ -159,7 +162,7 @@ class Config(_Table):
     """Ratio per token, or one per sequence (GSPO)."""
 
     epsilon: Float = 0.2
-    """The ratio is kept above 1 - epsilon. 0 clips to exactly 1: no token may move."""
+    """The ratio is kept above 1 - epsilon. 0 clips to exactly 1: the first update of a batch is whole, every later one is cut."""
 
     epsilon_high: Float | None = None
     """The ratio is kept below 1 + epsilon_high; epsilon when left out. For cispo, the cap on the weight."""

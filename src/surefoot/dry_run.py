@@ -226,6 +226,6 @@ def _time_lines(config: Config, facts: ModelFacts) -> list[str]:
     tokens = config.max_steps // config.num_iterations * config.rollouts_per_step * config.max_completion_length
     where = "a GPU" if config.device == "cuda" else "a CPU"
     return [
-        f"time      about {duration(tokens / speed)} at most, assuming {speed:.3g} tokens/s on {where}",
+        f"time      about {duration(tokens / speed)} at most, assuming {speed:,.0f} tokens/s on {where}",
         "          and completions of full length; `max_steps=5` measures the real pace (held-out answers come on top)",
     ]

@@ -18,10 +18,10 @@ from surefoot.guards import invariants
 from surefoot.guards.diversity import DiversityGuard
 from surefoot.loop_notes import step_one_warnings
 from surefoot.policy.learner import GRPOLearner, nonfinite_error
+from surefoot.policy.samples import sort_out, weigh
 from surefoot.protocols import Codec, Runtime
 from surefoot.records import Group, Task, TrainSample
-from surefoot.runtime.samples import sort_out, weigh
-from surefoot.runtime.summary import group_metrics
+from surefoot.tracking.summary import group_metrics
 
 Metrics = dict[str, float]
 

@@ -260,7 +260,7 @@ class TrainSample:
                 raise ShapeError(
                     f"sample {self.item_id}#{self.index}: {name} has {len(value)} entries for {width} tokens",
                     "a shifted or short list trains the wrong tokens",
-                    "build samples with runtime.rollout.to_samples",
+                    "build samples with policy.samples.to_sample",
                 )
         if not self.item_id or not self.prompt_ids or width == 0:
             raise ShapeError(

@@ -55,6 +55,7 @@ class Options:
     kl_estimator: str = "k3"
     kl_input_clamp: float | None = None
     kl_output_clamp: float | None = None
+    kl_bias_correction: bool = True
     correction: str | None = None
     correction_clip: float = 3.0
     correction_floor: float | None = None
@@ -163,7 +164,9 @@ def _kl(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
         kl = gap * gap / 2
     else:
         kl = torch.exp(gap) - gap - 1
-    return kl if o.kl_output_clamp is None else kl.clamp(-o.kl_output_clamp, o.kl_output_clamp)
+    if o.kl_output_clamp is not None:
+        kl = kl.clamp(-o.kl_output_clamp, o.kl_output_clamp)
+    return kl * _ratio(new, row, t, o) if o.kl_bias_correction else kl
 
 
 def token_loss(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:

@@ -33,6 +33,8 @@ CASES: list[dict[str, Any]] = [
     {"loss_type": "cispo", "epsilon_high": 1.1},
     {"loss_type": "cispo", "epsilon_high": 5.0, "beta": 0.2},
     *({"beta": 0.3, "kl_estimator": k, "loss_type": t} for k, t in itertools.product(["k1", "k2", "k3"], CLIPPED)),
+    *({"beta": 0.3, "kl_estimator": k, "kl_bias_correction": False} for k in ["k1", "k2", "k3"]),
+    {"beta": 0.3, "level": "sequence"},
     {"beta": 0.3, "kl_input_clamp": 0.1},
     {"beta": 0.3, "kl_output_clamp": 0.02, "kl_estimator": "k1"},
     {"epsilon": 0.0},

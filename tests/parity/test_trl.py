@@ -120,6 +120,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"delta": 1.3, "epsilon": 0.1}, {"delta": 1.3, "epsilon": 0.1}),
     ({"beta": 0.3, "loss_type": "grpo"}, {"loss_type": "grpo"}),
     ({"beta": 0.3, "loss_type": "cispo", "epsilon_high": 1.1}, {"loss_type": "cispo", "epsilon_high": 1.1}),
+    ({"beta": 0.3, "kl_bias_correction": False}, {"use_bias_correction_kl": False}),
     ({"beta": 0.3, "level": "sequence"}, {"importance_sampling_level": "sequence"}),
 ]
 

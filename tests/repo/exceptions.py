@@ -23,5 +23,5 @@ PATH_EDITS = {
 }
 
 PRIVATE_PATHS = {
-    # "path/of/file": "why it names such a path",
+    "tests/unit/test_pebble.py": "looks for such paths in the model folder",
 }

@@ -50,7 +50,7 @@ def test_junit_totals_equal_the_printed_summary(report: Path) -> None:
 
 
 def test_each_test_leaves_a_result_record(report: Path) -> None:
-    out = report.with_name("results.json")
+    out = report.with_name("results.jsonl")
     assert main([str(report), "--results", str(out)]) == 1, "a failed test makes the total red"
     records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert {tuple(record) for record in records} == {("test", "success", "outcome", "timestamp", "duration")}

@@ -90,6 +90,6 @@ def test_what_others_let_pass_is_red_here(inner: Path, code: str, outcome: str) 
     (inner / "test_it.py").write_text(code, encoding="utf-8")
     (inner / "pytest.ini").unlink()
     result = run_python(
-        "-m", "pytest", "-o", "cache_dir=cache", "-c", str(ROOT / "pyproject.toml"), "test_it.py", cwd=inner
+        "-m", "pytest", "-o", f"cache_dir={inner}/cache", "-c", str(ROOT / "pyproject.toml"), "test_it.py", cwd=inner
     )
     assert outcome in result.stdout, result.stdout

@@ -31,7 +31,11 @@ _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 # typer resolves annotations at run time and knows this spelling of "may be left out" in every version we allow.
 _Words = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Argument(metavar="[CONFIG] [KEY=VALUE | --KEY VALUE]...", show_default=False),
+    typer.Argument(
+        metavar="CONFIG | KEY=VALUE | --KEY VALUE",
+        help="A .toml or .yaml file, then overrides of its keys.",
+        show_default=False,
+    ),
 ]
 
 
@@ -40,7 +44,7 @@ def train(
     words: _Words = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Resolve, check, estimate, write nothing.")] = False,
 ) -> None:
-    """Train. Without CONFIG: the built-in run, two-digit sums on two cores in about a minute.
+    """Train a model by CONFIG; without it, the built-in run: sums on two cores, about a minute.
 
     CONFIG is a .toml or .yaml file; every key can be set after it, as max_steps=5 or --max-steps 5.
     """

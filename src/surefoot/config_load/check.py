@@ -37,19 +37,26 @@ class Draft:
     suspects: set[str] = field(default_factory=set)
     """Keys that a misspelt one probably meant; doubted unless they were also written rightly."""
 
-    def add(self, path: str, value: Any, place: str, earlier: Mapping[str, str]) -> None:
-        """Take one value from `place`; `earlier` holds the keys already taken from the same source."""
+    def add(self, path: str, value: Any, place: str, earlier: Mapping[str, str]) -> str | None:
+        """Take one value from `place`; returns the key it belongs to, None when it was refused.
+
+        `earlier` holds the keys already taken from the same source, with their places.
+        """
         name = ALIASES.get(path, path)
+        if path in tables():
+            self.problem(place, f"{path} = {_shown(value)}: must be a table, written as [{path}]")
+            return None
         if name not in all_keys():
             self.problem(place, f"unknown key {path}; {hint(path)}")
             self.suspects.update(nearest(path))
-            return
+            return None
         if name in earlier:
             self.problem(place, f"{path} is given twice, also at {earlier[name]}; keep one")
-            return
+            return None
         if name != path:
             self.notes.append(f"{path} is read as {name}")
         self.values[name], self.places[name] = value, place
+        return name
 
     def problem(self, place: str, text: str) -> None:
         """Note one problem; the place leads where it is known."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,8 @@ def dump_toml(config: Config, *, docs: bool = False) -> str:
 
     Reading the text back gives an equal config. With `docs`, the docstring stands above each key.
     """
+    import textwrap
+
     lines: list[str] = []
     table = ""
     for key in all_keys().values():
@@ -32,6 +33,8 @@ def dump_toml(config: Config, *, docs: bool = False) -> str:
 
 def describe_keys() -> Iterator[str]:
     """For `surefoot config`: each key with its default, what it takes, and its docstring."""
+    import textwrap
+
     for key in all_keys().values():
         yield f"{key.path} = {_default(key)}    ({allowed(key.annotation)})"
         yield from textwrap.wrap(key.doc, 100, initial_indent="    ", subsequent_indent="    ")

@@ -10,7 +10,6 @@ Read next: `keys.py`, which knows the keys.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ SUFFIXES = (".toml", ".yaml", ".yml")
 MAX_BYTES = 1_000_000
 MAX_ALIASES = 20
 MAX_NODES = 10_000
+MAX_DEPTH = 20
 WHY = "a run that is not the one you asked for is worse than no run"
 
 _TABLE = re.compile(r"^\s*\[\s*([A-Za-z0-9_.\- ]+?)\s*\]\s*(?:#.*)?$")
@@ -77,6 +77,8 @@ def _read_text(path: Path) -> str:
 
 
 def _nearby(path: Path) -> str:
+    import difflib
+
     parent = path.parent
     try:
         names = [p.name for p in parent.iterdir() if p.suffix in SUFFIXES]
@@ -96,7 +98,9 @@ def _parse_toml(path: Path, text: str) -> Parsed:
     except ValueError as error:  # TOMLDecodeError, and integers with thousands of digits
         place = re.search(r"\(at line (\d+)", str(error))
         where = f"{path.name}:{place.group(1)}" if place else path.name
-        raise ConfigError(f"{where}: not valid TOML: {error}", WHY, "correct that line; keys may occur once") from error
+        line = text.splitlines()[int(place.group(1)) - 1].strip()[:60] if place else ""
+        what = f"{where}: not valid TOML: {error}" + (f": {line}" if line else "")
+        raise ConfigError(what, WHY, "correct that line; a key may occur once") from error
     return Parsed(table, _toml_lines(text))
 
 
@@ -121,6 +125,7 @@ def _parse_yaml(path: Path, text: str) -> Parsed:
 
     loader = yaml.SafeLoader(text)
     try:
+        _refuse_depth(path.name, text)
         node = loader.get_node() if loader.check_node() else None
         if node is not None and loader.check_node():
             raise ConfigError(
@@ -145,6 +150,18 @@ def _parse_yaml(path: Path, text: str) -> Parsed:
         ) from error
     finally:
         loader.dispose()
+
+
+def _refuse_depth(name: str, text: str) -> None:
+    """Stop reading at the first value that is nested too deeply: the parser's time grows with the square."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            line = event.start_mark.line + 1
+            raise ConfigError(f"{name}:{line} is nested too deeply", WHY, "a config has at most two levels")
 
 
 class _YamlWalk:

@@ -186,7 +186,7 @@ def nearest(path: str) -> list[str]:
 
 
 def _edits(a: str, b: str, limit: int) -> int:
-    """Insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`, counted up to `limit` + 1."""
+    """Insertions, deletions, substitutions and swaps of neighbours from `a` to `b`, up to `limit` + 1."""
     before: list[int] = []
     last = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,9 @@ from surefoot.config_load.files import Parsed, parse_toml, read_config_file
 from surefoot.config_load.overrides import parse_overrides
 
 BUILTIN = "the built-in config"
+BUILTIN_FILE = Path(__file__).parent.parent / "assets" / "builtin.toml"
+BUILTIN_MODELS = ("pebble", "smollm2")
+"""Names that never mean a folder, even where one of that name lies around."""
 COMMAND_LINE = "command line"
 
 
@@ -58,7 +60,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
     """
     draft = Draft(path.name if path else BUILTIN)
     parsed = read_config_file(path) if path else _builtin()
-    _take_file(draft, parsed, "" if path is None else path.name)
+    _take_file(draft, parsed, (path or BUILTIN_FILE).name)
     written = set(draft.values) if path else set()
     written |= _take_overrides(draft, overrides, rebase=path is not None)
     notes, target = draft.notes, None
@@ -82,16 +84,16 @@ def config_from_values(values: Mapping[str, Any], *, source: str, base: Path) ->
 
 
 def _builtin() -> Parsed:
-    text = resources.files("surefoot").joinpath("assets/builtin.toml").read_text(encoding="utf-8")
-    return parse_toml(text, "builtin.toml")
+    return parse_toml(BUILTIN_FILE.read_text(encoding="utf-8"), BUILTIN_FILE.name)
 
 
 def _take_file(draft: Draft, parsed: Parsed, name: str) -> None:
     taken: dict[str, str] = {}
     for key, value in flatten(parsed.table):
         line = parsed.lines.get(key) or parsed.lines.get(key.rpartition(".")[0])
-        draft.add(key, value, f"{name}:{line}" if line else name, taken)
-        taken = dict(draft.places)
+        place = f"{name}:{line}" if line else name
+        if added := draft.add(key, value, place, taken):
+            taken[added] = place
 
 
 def _take_overrides(draft: Draft, words: Sequence[str], *, rebase: bool) -> set[str]:
@@ -100,9 +102,8 @@ def _take_overrides(draft: Draft, words: Sequence[str], *, rebase: bool) -> set[
         draft.problem(COMMAND_LINE, problem)
     taken: dict[str, str] = {}
     for key, value in found:
-        before = dict(draft.places)
-        draft.add(key, _from_here(key, value) if rebase else value, COMMAND_LINE, taken)
-        taken |= {k: place for k, place in draft.places.items() if before.get(k) != place or k == key}
+        if added := draft.add(key, _from_here(key, value) if rebase else value, COMMAND_LINE, taken):
+            taken[added] = COMMAND_LINE
     return set(taken)
 
 
@@ -113,7 +114,7 @@ def _from_here(key: str, value: Any) -> Any:
         return [_absolute_text(item, here) if isinstance(item, str) else item for item in value]
     if key == "output_dir" and isinstance(value, str):
         return _absolute_text(value, here)
-    if key in ("tasks", "model") and isinstance(value, str) and (here / value).exists():
+    if key in ("tasks", "model") and isinstance(value, str) and _is_path(value, here):
         return _absolute_text(value, here)
     return value
 
@@ -122,12 +123,16 @@ def _absolute(config: Config, base: Path) -> Config:
     changed: dict[str, Any] = {
         name: _absolute_text(value, base)
         for name in ("model", "tasks")
-        if isinstance(value := getattr(config, name), str) and (base / value).exists()
+        if _is_path(value := getattr(config, name), base)
     }
     changed["reward_funcs"] = tuple(_absolute_text(item, base) for item in config.reward_funcs)
     if config.output_dir is not None:
         changed["output_dir"] = _absolute_text(config.output_dir, base)
     return config.model_copy(update=changed)
+
+
+def _is_path(value: str, base: Path) -> bool:
+    return value not in BUILTIN_MODELS and (base / Path(value).expanduser()).exists()
 
 
 def _absolute_text(text: str, base: Path) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the community's name
 
 from surefoot.engines.linear import FixedRowsLinear
+from surefoot.errors import EngineError
 from surefoot.protocols import DecoderSpec, Weights
 
 WIDTH_STEP = 32
@@ -46,6 +47,13 @@ class Decoder:
 
     def load(self, weights: Weights) -> None:
         """Take these weights. Prefill reads them where they are; decoding packs its own layout."""
+        missing = [name for name in weight_names(self.spec) if name not in weights]
+        if missing:
+            raise EngineError(
+                f"{len(missing)} weights are missing, first {missing[0]}",
+                "a layer that keeps its old weights answers without complaint",
+                "hand over every parameter of the model",
+            )
         self.embed = weights["model.embed_tokens.weight"].detach()
         self.norm = weights["model.norm.weight"].detach()
         head = self.embed if self.spec.tied_head else weights["lm_head.weight"].detach()
@@ -97,6 +105,16 @@ class Decoder:
             x = layer.step(x, cos, sin, self.cache[i], bias[:, None, None, :], where, width)
         x = F.rms_norm(x, (self.spec.hidden,), self.norm, self.spec.norm_eps)
         return self.head(x)
+
+
+def weight_names(spec: DecoderSpec) -> list[str]:
+    """Every tensor that decoding reads, by its Hugging Face name."""
+    parts = ["input_layernorm.weight", "post_attention_layernorm.weight"]
+    parts += [f"self_attn.{n}_proj.weight" for n in "qkvo"] + [f"mlp.{n}_proj.weight" for n in ("gate", "up", "down")]
+    parts += [f"self_attn.{n}_proj.bias" for n in "qkv"] if spec.qkv_bias else []
+    parts += [f"self_attn.{n}_norm.weight" for n in "qk"] if spec.qk_norm else []
+    names = ["model.embed_tokens.weight", "model.norm.weight", *([] if spec.tied_head else ["lm_head.weight"])]
+    return names + [f"model.layers.{i}.{part}" for i in range(spec.layers) for part in parts]
 
 
 class _Layer:

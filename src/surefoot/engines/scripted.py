@@ -62,7 +62,7 @@ class ScriptedEngine:
         tokens = tuple(self.script(request))
         if not tokens or len(tokens) > request.max_new_tokens:
             raise EngineError(
-                f"the script said {len(tokens)} tokens for request {request.id}; 1 to {request.max_new_tokens} are allowed",
+                f"the script said {len(tokens)} tokens for request {request.id}; the limit is {request.max_new_tokens}",
                 "a real engine stops at the limit",
                 "shorten the script",
             )

@@ -63,7 +63,8 @@ def _logprob(rollout: Rollout) -> float:
 
 def _repeated(group: Group, what: str, log_chance: float) -> InvariantError:
     return InvariantError(
-        f"group {group.id} of {group.task.id}: {what}; by the sampler's own probabilities the chance is 1e{log_chance / math.log(10):.0f}",
+        f"group {group.id} of {group.task.id}: {what}; the sampler itself gives that a chance of "
+        f"1e{log_chance / math.log(10):.0f}",
         "siblings are not independent draws (a fixed seed per request?), so advantages compare copies",
         "give every rollout its own seed",
     )

@@ -8,6 +8,7 @@ never read back from the mask under suspicion.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -51,7 +52,9 @@ def _check_rollout(rollout: Rollout, vocab_size: int, stop_ids: frozenset[int]) 
             raise _broken(
                 f"{rollout} says stop but ends on {turn.completion_ids[-1]}", "the stop token must be trained"
             )
-    for before, after in zip(rollout.turns, rollout.turns[1:], strict=False):
+        if any(t in stop_ids for t in turn.completion_ids[:-1]):
+            raise _broken(f"{rollout} goes on after its stop token", "the tail was padding or noise, not a choice")
+    for before, after in itertools.pairwise(rollout.turns):
         history = before.prompt_ids + before.completion_ids
         if after.prompt_ids[: len(history)] != history:
             raise _broken(f"{rollout} rewrote its history between turns", "trained tokens would not be those sampled")
@@ -95,7 +98,7 @@ def check_advantages(samples: Sequence[TrainSample], *, centred: bool = True) ->
         if centred and abs(sum(advantages)) > SUM_TOLERANCE * scale * len(members):
             raise _broken(f"advantages of group {name} add up to {sum(advantages):.3g}", "a group compares siblings")
         ranked = sorted(zip(rewards, advantages, strict=True))
-        if any(lo[1] > hi[1] + SUM_TOLERANCE * scale for lo, hi in zip(ranked, ranked[1:], strict=False)):
+        if any(lo[1] > hi[1] + SUM_TOLERANCE * scale for lo, hi in itertools.pairwise(ranked)):
             raise _broken(f"group {name} gives a lower reward the higher advantage", "the sign is turned round")
     return len(groups)
 
@@ -111,10 +114,8 @@ def check_batch(batch: Batch, samples: Sequence[TrainSample]) -> int:
             f"the batch has {batch.mask.shape[0]} rows for {len(samples)} samples", "rows were lost or doubled"
         )
     checked = 0
-    rows = zip(
-        samples, batch.mask.tolist(), batch.completion_ids.tolist(), batch.input_ids.tolist(), batch.prompt_lens.tolist(),
-        strict=True,
-    )  # fmt: skip
+    tensors = (batch.mask, batch.completion_ids, batch.input_ids, batch.prompt_lens)
+    rows = zip(samples, *(tensor.tolist() for tensor in tensors), strict=True)
     for sample, mask, completion, inputs, prompt_len in rows:
         name = f"batch row of {sample.item_id}/rollout={sample.index}"
         kept = min(len(sample.completion_ids), len(mask))

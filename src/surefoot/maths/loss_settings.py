@@ -56,6 +56,8 @@ class LossSettings:
     """The log-ratio is kept in [-c, c] before the estimator."""
     kl_output_clamp: float | None = None
     """The estimate is kept in [-c, c]."""
+    kl_bias_correction: bool = True
+    """Multiply the estimate by the (differentiable) ratio, which makes its gradient that of KL(policy || reference)."""
     correction: Correction | None = None
     """Weigh tokens by learner over sampler probability; above the bound truncate or mask."""
     correction_clip: float = 3.0

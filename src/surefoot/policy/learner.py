@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.config import MICROBATCH_TOKENS
 from surefoot.errors import InvariantError, NumericsError
 from surefoot.guards import invariants
 from surefoot.maths import stats
@@ -33,9 +34,6 @@ from surefoot.records import TrainSample
 
 DEAD_KL_STEPS = 5
 """Applied steps after which a KL that is still exactly 0 means the reference follows the policy."""
-
-MICROBATCH_TOKENS = 4096
-"""When no microbatch size is given, whole groups are added until this many tokens."""
 
 
 @dataclass(frozen=True)

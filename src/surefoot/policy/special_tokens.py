@@ -29,7 +29,7 @@ def check_special_tokens(name: str, net: Any, tokenizer: Any) -> frozenset[int]:
         )
     if own not in declared:
         raise ModelError(
-            f"model {name!r}: the tokenizer ends with {tokenizer.eos_token!r} = {own}, the model with {sorted(declared)}",
+            f"model {name!r}: the tokenizer ends on {own} ({tokenizer.eos_token!r}), the model on {sorted(declared)}",
             "one side would never stop where the other does; guessing which is right trains the wrong stop token",
             "make eos_token_id in config.json and generation_config.json include the tokenizer's eos_token",
         )

@@ -6,7 +6,7 @@ Promises   every rollout has its own seed, a function of (run seed, purpose, ste
            never a reward.
 Never      compares siblings, filters, or trains.
 
-Read next: `samples.py`, which turns groups into samples.
+Read next: `policy/samples.py`, which turns groups into samples.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class RolloutCollector:
         for request, completion in zip(requests, completions, strict=True):
             if not 1 <= len(completion.token_ids) <= request.max_new_tokens:
                 raise EngineError(
-                    f"request {request.id}: {len(completion.token_ids)} tokens, asked for 1 to {request.max_new_tokens}",
+                    f"request {request.id}: {len(completion.token_ids)} tokens, limit {request.max_new_tokens}",
                     "an empty or overlong answer breaks the batch arithmetic",
                     "respect max_new_tokens in the engine",
                 )

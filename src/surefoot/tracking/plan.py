@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot.config import Config
+from surefoot.config import MICROBATCH_TOKENS, Config
 
 
 def batch_arithmetic(
@@ -43,9 +43,14 @@ def _step(config: Config, piece: int) -> str:
         f"at most {rollouts * config.max_completion_length} tokens"
     )
     if piece:
-        count = -(-rollouts // piece)
-        line += f", in {count} microbatch{'es' if count > 1 else ''} of {piece}"
-    return line
+        return line + f", {_pieces(-(-rollouts // piece))} of {piece} rollouts"
+    groups = max(1, MICROBATCH_TOKENS // (config.num_generations * config.max_completion_length))
+    most = -(-config.tasks_per_step // groups)
+    return line + f", {_pieces(most)} (whole groups, about {MICROBATCH_TOKENS} tokens each at most)"
+
+
+def _pieces(count: int) -> str:
+    return f"{count} microbatch{'es' if count > 1 else ''}"
 
 
 def _run(config: Config, train: int | None) -> str:

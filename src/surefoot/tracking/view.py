@@ -81,10 +81,12 @@ class History:
         self.last: dict[str, float] = {}
         self.tokens = 0.0
         self._began = time.monotonic()
+        self._first: tuple[int, float] | None = None
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take in one step."""
         self.done = step
+        self._first = self._first or (step, time.monotonic())
         self.last |= metrics
         self.tokens += metrics.get("num_tokens", 0.0)
         if "reward" in metrics:
@@ -103,10 +105,17 @@ class History:
 
     @property
     def left(self) -> str:
-        """Time to go at the pace so far; a dash before the first step."""
-        if not self.done:
+        """Time to go at the pace since the first step (loading a model is no step); a dash before it is known."""
+        if self._first is None:
             return "-"
-        return duration(self.seconds / self.done * (self.max_steps - self.done))
+        step, moment = self._first
+        if self.done > step:
+            pace = (time.monotonic() - moment) / (self.done - step)
+        elif "step_time" in self.last:
+            pace = self.last["step_time"]
+        else:
+            return "-"
+        return duration(pace * (self.max_steps - self.done))
 
 
 class PlainView:

@@ -153,8 +153,9 @@ def test_ids_used_twice_are_refused_with_both_places(tmp_path: Path) -> None:
 
 
 def test_an_empty_line_between_tasks_is_a_problem(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"t\.jsonl:2: is an empty line between tasks"):
-        read(tmp_path, GOOD, "", GOOD)
+    with pytest.raises(TaskError, match=r"t\.jsonl:2: is an empty line between tasks") as caught:
+        read(tmp_path, GOOD, "", GOOD, GOOD)
+    assert caught.value.what.count("empty line") == 1
 
 
 @pytest.mark.parametrize(("name", "text"), [("t.jsonl", ""), ("t.jsonl", "\n\n"), ("t.json", "[]")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -16,6 +17,7 @@ from surefoot.maths.packing import make_batch, step_totals
 from surefoot.records import TrainSample
 
 VOCABULARY, GOOD, BAD = 16, 5, 9
+FIRST, SECOND = (1, 2, 3), (4, 6)  # two prompts
 
 
 class Transformer(torch.nn.Module):
@@ -123,12 +125,42 @@ def test_equal_rewards_move_nothing_at_all() -> None:
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
 
 
-def test_loss_and_gradients_stay_finite_for_a_hundred_steps() -> None:
-    model, prompt = Transformer(), (1, 2, 3)
-    samples = [attempt(prompt, GOOD, "a"), attempt(prompt, BAD, "a", size=5)]
-    history = train(model, samples, [1.0, 0.0], how=LossSettings(beta=0.1), steps=100)
-    assert all(math.isfinite(t.loss.item()) and abs(t.loss.item()) < 10 for t in history)
-    assert len(history) == 100
+def sample(model: Transformer, prompt: tuple[int, ...], rows: int, size: int, generator: torch.Generator) -> Tensor:
+    """(rows, size) token ids drawn from the model."""
+    ids = torch.tensor([prompt] * rows)
+    with torch.no_grad():
+        for _ in range(size):
+            chances = model(ids)[:, -1].softmax(-1)
+            ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)], 1)
+    return ids[:, len(prompt) :]
+
+
+def test_a_hundred_sampled_steps_stay_finite_and_bounded_and_learn() -> None:
+    """The whole circle: sample, grade (share of GOOD tokens), compare, update; beta 0.1 against the start."""
+    model, frozen, how = Transformer(), Transformer(), LossSettings(beta=0.1)
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    earned = []
+    for _ in range(100):
+        answers = sample(model, FIRST, 16, 3, generator)
+        rewards = (answers == GOOD).double().mean(1)
+        tries = [attempt(FIRST, int(row[0]), "a", size=3) for row in answers]
+        tries = [
+            dataclasses.replace(t, completion_ids=tuple(row)) for t, row in zip(tries, answers.tolist(), strict=True)
+        ]
+        (logp, mask), (reference, _) = score(model, tries), score(frozen, tries)
+        terms = policy_loss(
+            logp, logp.detach(), compute_advantages(rewards, ["a"] * 16), mask, settings=how, ref_logp=reference,
+            totals=step_totals(tries, max_completion_length=3),
+        )  # fmt: skip
+        optimizer.zero_grad()
+        torch.autograd.backward(terms.loss)
+        assert math.isfinite(terms.loss.item())
+        assert abs(terms.loss.item()) < 5
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+        optimizer.step()
+        earned.append(rewards.mean().item())
+    assert sum(earned[-10:]) / 10 > sum(earned[:10]) / 10 + 0.4
 
 
 def test_a_nan_reward_stops_the_step_before_it_starts() -> None:
@@ -137,9 +169,6 @@ def test_a_nan_reward_stops_the_step_before_it_starts() -> None:
     with pytest.raises(ShapeError, match="non-finite"):
         train(model, [attempt(prompt, GOOD, "a"), attempt(prompt, BAD, "a")], [1.0, math.nan])
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
-
-
-FIRST, SECOND = (1, 2, 3), (4, 6)
 
 
 def four_probabilities(model: Transformer) -> list[float]:

@@ -22,6 +22,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{f"{kind}/sequence": {"loss_type": kind, "level": "sequence"} for kind in ("grpo", "bnpo", "dr_grpo", "dapo")},
     "cispo": {"loss_type": "cispo", "epsilon_high": 1.05},
     "dual clip": {"delta": 1.5, "epsilon_high": 0.3},
+    "plain kl": {"beta": 0.3, "kl_bias_correction": False},
     "kl and clamps": {"beta": 0.3, "kl_input_clamp": 0.2, "kl_output_clamp": 0.01},
     "token mask": {"correction": "token_mask", "correction_clip": 1.1, "correction_floor": 0.9, "beta": 0.1},
     "sequence truncate": {"loss_type": "grpo", "level": "sequence", "correction": "sequence_truncate"},
@@ -263,7 +264,7 @@ def test_a_lower_bound_truncates_or_masks_as_the_upper_one_does() -> None:
 
 
 def test_the_correction_leaves_the_kl_penalty_alone() -> None:
-    how = LossSettings(correction="token_mask", beta=0.5, kl_estimator="k2")
+    how = LossSettings(correction="token_mask", beta=0.5, kl_estimator="k2", kl_bias_correction=False)
     assert single(how, 0.2, sampler=2.0)[1] == pytest.approx(0.5 * 0.2)
 
 
@@ -306,10 +307,53 @@ def test_descent_on_the_kl_term_lowers_a_token_above_the_reference(estimator: st
     assert single(how, 0.0, advantage=0.0)[1] == 0.0
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_with_bias_correction_the_mean_gradient_is_that_of_the_divergence(estimator: str) -> None:
+    """Two tokens, policy 0.8 / 0.2 from one logit, reference 0.5 / 0.5: the derivative is known in closed form.
+
+    Without the correction k1 pulls by 0 on average whatever the reference says, and k3 by the wrong amount.
+    """
+
+    def mean_gradient(corrected: bool) -> float:
+        logit = torch.tensor(math.log(4.0), dtype=torch.float64, requires_grad=True)
+        both = torch.stack([torch.nn.functional.logsigmoid(logit), torch.nn.functional.logsigmoid(-logit)])
+        how = LossSettings(beta=1.0, kl_estimator=estimator, kl_bias_correction=corrected)  # type: ignore[arg-type]
+        total = 0.0
+        for token, p in enumerate((0.8, 0.2)):
+            logp = both[token].view(1, 1)
+            terms = policy_loss(
+                logp, logp, torch.zeros(1, dtype=torch.float64), torch.tensor([[True]]), settings=how,
+                totals=StepTotals(1, 1, 1), ref_logp=torch.full((1, 1), math.log(0.5), dtype=torch.float64),
+            )  # fmt: skip
+            (gradient,) = torch.autograd.grad(terms.loss, logit, retain_graph=True)
+            total += p * gradient.item()
+        return total
+
+    exact = 0.8 * 0.2 * math.log(4.0)  # d/dx of p log(2p) + (1 - p) log(2 - 2p), p = sigmoid(x)
+    assert mean_gradient(True) == pytest.approx(exact)
+    assert abs(mean_gradient(False) - exact) > 0.02
+
+
+def test_the_kl_gradient_survives_a_large_gap_in_float32() -> None:
+    """Autograd through ratio * k3 subtracts e^20 from e^20 here, and float32 keeps nothing of the 20 that is left."""
+    logp = torch.tensor([[-20.0]], requires_grad=True)
+    reference = torch.zeros(1, 1)
+    terms = policy_loss(
+        logp, logp, torch.zeros(1), torch.tensor([[True]]), settings=LossSettings(beta=1.0),
+        totals=StepTotals(1, 1, 1), ref_logp=reference,
+    )  # fmt: skip
+    (gradient,) = torch.autograd.grad(terms.loss, logp)
+    assert gradient.item() == pytest.approx(-20.0)
+    assert terms.loss.item() == pytest.approx(math.exp(20) - 21)
+    plain = (reference - logp).exp() - (reference - logp) - 1
+    (naive,) = torch.autograd.grad((plain * (logp - logp.detach()).exp()).sum(), logp)
+    assert abs(naive.item() + 20.0) > 1.0  # teeth
+
+
 def test_kl_clamps_bound_input_and_output() -> None:
-    free = LossSettings(beta=1.0)
-    bounded_in = LossSettings(beta=1.0, kl_input_clamp=0.5)
-    bounded_out = LossSettings(beta=1.0, kl_output_clamp=0.05)
+    free = LossSettings(beta=1.0, kl_bias_correction=False)
+    bounded_in = LossSettings(beta=1.0, kl_bias_correction=False, kl_input_clamp=0.5)
+    bounded_out = LossSettings(beta=1.0, kl_bias_correction=False, kl_output_clamp=0.05)
     assert single(free, -2.0, 0.0)[0] == pytest.approx(math.exp(2) - 3)
     assert single(bounded_in, -2.0, 0.0)[0] == pytest.approx(math.exp(0.5) - 1.5)
     assert single(bounded_out, -2.0, 0.0)[0] == pytest.approx(0.05)

@@ -6,7 +6,7 @@ Promises   the same seed and thread count give the same bytes on the same machin
 Never      downloads anything.
 
 Two stages. First the model learns two-digit addition from right answers. Then a faulty
-teacher, right in about a quarter of the cases, covers that knowledge: its favourite
+teacher, right in about a fifth of the cases, covers that knowledge: its favourite
 mistake is systematic (it forgets a carry, or adds a ten that is not there), so the most
 likely answer is wrong almost everywhere and the right one is merely possible. What is
 left for reinforcement learning is real: choose what is right over what is usual.
@@ -59,8 +59,8 @@ HELDOUT = 0.2
 
 BATCH = 128
 LEARN_STEPS, LEARN_RATE = 900, 2e-3
-BLUR_STEPS, BLUR_RATE = 300, 3e-4
-RIGHT, SYSTEMATIC = 0.26, 0.44
+BLUR_STEPS, BLUR_RATE = 250, 3e-4
+RIGHT, SYSTEMATIC = 0.20, 0.66
 """The faulty teacher's shares of right answers and of its favourite mistake; the rest is random."""
 
 IGNORED = -100

@@ -1,0 +1,100 @@
+"""Groups become samples: the failed are left out under their reason, tool tokens carry no loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from surefoot.errors import PartialGroupError
+from surefoot.policy.samples import sort_out, to_sample, weigh
+from surefoot.records import Group, Rollout, Task, Turn
+
+
+def test_whole_groups_are_kept_as_they_are(make_group: Any) -> None:
+    groups = [make_group("a", [1.0, 0.0]), make_group("b", [0.0, 0.0])]
+    for partial in ("drop", "train", "refuse"):
+        kept = sort_out(groups, partial=partial)
+        assert kept.groups == groups
+        assert not kept.dropped
+
+
+@pytest.mark.config_key("partial_groups")
+def test_a_group_that_lost_siblings_is_dropped_with_all_its_rollouts_counted(make_group: Any) -> None:
+    whole, torn = make_group("a", [1.0, 0.0]), make_group("b", [1.0, None, 0.0])
+    kept = sort_out([whole, torn], partial="drop")
+    assert kept.groups == [whole]
+    assert kept.dropped == {"timeout": 1, "partial_group": 2}
+
+
+def test_survivors_are_trained_on_under_their_own_numbers(make_group: Any) -> None:
+    kept = sort_out([make_group("b", [1.0, None, 0.0])], partial="train")
+    (group,) = kept.groups
+    assert [(r.index, r.reward) for r in group.rollouts] == [(0, 1.0), (2, 0.0)]
+    assert kept.dropped == {"timeout": 1}
+    assert [s.advantage for s in weigh(kept.groups, scale="group")] == [1.0, -1.0]
+
+
+@pytest.mark.parametrize("rewards", [[1.0, None, None], [None, None, None]])
+def test_fewer_than_two_survivors_have_nobody_to_compare_with(rewards: list[float | None], make_group: Any) -> None:
+    kept = sort_out([make_group("b", rewards)], partial="train")
+    assert kept.groups == []
+    assert sum(kept.dropped.values()) == 3
+
+
+def test_a_refused_partial_group_is_named_with_its_reasons(make_group: Any) -> None:
+    with pytest.raises(PartialGroupError, match=r"of b has 2 of 3 rollouts \(1 timeout\)"):
+        sort_out([make_group("a", [1.0, 0.0]), make_group("b", [1.0, None, 0.0])], partial="refuse")
+
+
+def test_a_missing_reward_without_a_reason_is_counted_too() -> None:
+    turn = Turn((1,), (2,), (-1.0,), 0)
+    group = Group(
+        Task(id="a", prompt="?"), "g", (Rollout("a", "g", 0, (turn,)), Rollout("a", "g", 1, (turn,), reward=1.0))
+    )
+    assert sort_out([group], partial="drop").dropped == {"no_verdict": 1, "partial_group": 1}
+
+
+# -- weights ------------------------------------------------------------------------------------
+
+
+def test_advantages_compare_siblings_by_the_ids_on_them(make_group: Any) -> None:
+    """Groups of different sizes: a fixed size would compare strangers."""
+    groups = [make_group("a", [1.0, 0.0, 0.0]), make_group("b", [5.0, 5.0]), make_group("c", [9.0, 7.0])]
+    samples = weigh(groups, scale="none")
+    assert [s.advantage for s in samples] == pytest.approx([2 / 3, -1 / 3, -1 / 3, 0.0, 0.0, 1.0, -1.0])
+    assert [(s.item_id, s.index) for s in samples][3:5] == [("b", 0), ("b", 1)]
+
+
+@pytest.mark.config_key("scale_rewards")
+def test_every_scale_is_another_number(make_group: Any) -> None:
+    groups = [make_group("a", [1.0, 0.0, 0.0, 0.0]), make_group("b", [4.0, 2.0])]
+    firsts = {scale: weigh(groups, scale=scale)[0].advantage for scale in ("group", "batch", "rank", "none")}
+    assert len({round(value, 6) for value in firsts.values()}) == 4
+
+
+def test_no_groups_make_no_samples() -> None:
+    assert weigh([], scale="group") == []
+
+
+# -- provenance ---------------------------------------------------------------------------------
+
+
+def test_between_two_turns_the_tools_tokens_are_kept_and_carry_no_loss() -> None:
+    first = Turn((4, 9, 5), (11, 12, 2), (-0.1, -0.2, -0.3), version=7, finish_reason="stop")
+    second = Turn((4, 9, 5, 11, 12, 2, 6, 30, 5), (13, 2), (-0.4, -0.5), version=6, finish_reason="length")
+    third = Turn((*second.prompt_ids, 13, 2), (14,), (-0.6,), version=8, finish_reason="stop")
+    rollout = Rollout("a", "g", 3, (first, second, third), reward=1.0)
+    sample = to_sample(rollout, Group(Task(id="a", prompt="?", dataset="d"), "g", (rollout,)))
+    assert sample.prompt_ids == (4, 9, 5)
+    assert sample.completion_ids == (11, 12, 2, 6, 30, 5, 13, 2, 14)
+    assert sample.sampled == (True, True, True, False, False, False, True, True, True)
+    assert sample.logprobs == (-0.1, -0.2, -0.3, 0.0, 0.0, 0.0, -0.4, -0.5, -0.6)
+    assert (sample.trainer_version, sample.index, sample.finish_reason, sample.dataset) == (6, 3, "stop", "d")
+    assert sample.trained_tokens == rollout.sampled_tokens == 6
+
+
+def test_a_rollout_without_a_verdict_cannot_become_a_sample() -> None:
+    rollout = Rollout("a", "g", 0, (Turn((1,), (2,), (-1.0,), 0),))
+    with pytest.raises(AssertionError, match="only rollouts with a verdict"):
+        to_sample(rollout, Group(Task(id="a", prompt="?"), "g", (rollout,)))

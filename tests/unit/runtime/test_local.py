@@ -1,0 +1,206 @@
+"""One process: weights arrive or the run stops, evaluation looks on without touching anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from surefoot.engines.scripted import ScriptedEngine
+from surefoot.errors import EngineError, RewardError
+from surefoot.protocols import Grade, Request
+from surefoot.records import Rollout, Task
+from surefoot.runtime.local import LocalRuntime
+from surefoot.runtime.rollout import RolloutCollector, Sampling
+
+TASKS = [Task(id=f"t{i}", prompt="?") for i in range(5)]
+
+
+class FakeCodec:
+    stop_ids = frozenset({2})
+    pad_token_id = 0
+    vocab_size = 50
+
+    def encode_prompt(self, messages: Sequence[object]) -> tuple[int, ...]:
+        return (4,)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "-".join(map(str, token_ids))
+
+
+class FakeEnvironment:
+    def __init__(self, rule: Callable[[Rollout], Grade]) -> None:
+        self.rule, self.closed = rule, False
+
+    def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout]) -> list[Grade]:
+        return [self.rule(r) for r in rollouts]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def runtime(
+    rule: Callable[[Rollout], Grade] = lambda r: Grade(float(r.index), {}, None, correct=float(r.index > 1)), *,
+    engine: ScriptedEngine | None = None, max_failures: float = 0.0,
+) -> LocalRuntime:  # fmt: skip
+    prompts = {task.id: (4, 9 + i, 5) for i, task in enumerate(TASKS)}
+    collector = RolloutCollector(
+        engine or ScriptedEngine(lambda request: [7, 2]), FakeEnvironment(rule), FakeCodec(), prompts, seed=0, token_count=50
+    )  # fmt: skip
+    train, evaluation = Sampling(4, 1.0, 6, 40), Sampling(3, 0.5, 6, 40)
+    return LocalRuntime(collector, train=train, evaluation=evaluation, max_failures=max_failures)
+
+
+def failing(every: int) -> Callable[[Rollout], Grade]:
+    """Rollout 0 of every `every`-th task gets no verdict."""
+    return lambda r: (
+        Grade(None, {}, "f:timeout")
+        if r.index == 0 and int(r.task_id[1:]) % every == 0
+        else Grade(float(r.index), {}, None, 1.0)
+    )
+
+
+# -- publish --------------------------------------------------------------------------------------
+
+
+def test_a_version_counts_only_when_the_engine_says_it_serves_it() -> None:
+    class Deaf(ScriptedEngine):
+        def load_weights(self, weights: Any, version: int) -> None:
+            pass
+
+    with pytest.raises(EngineError, match="published version 3, the engine serves 0"):
+        runtime(engine=Deaf(lambda request: [2])).publish({}, 3)
+
+
+def test_publishing_hands_over_and_takes_its_time() -> None:
+    local = runtime()
+    assert set(local.publish({}, 3)) == {"timing/publish"}
+    assert local.collector.engine.version == 3
+
+
+# -- collect --------------------------------------------------------------------------------------
+
+
+def test_collecting_plays_one_group_per_task_with_training_settings() -> None:
+    local = runtime()
+    groups = local.collect(TASKS[:2], 4)
+    assert [(g.task.id, g.id, len(g.rollouts)) for g in groups] == [("t0", "train/4/0", 4), ("t1", "train/4/1", 4)]
+    assert {r.temperature for r in asked(local)} == {1.0}
+
+
+def asked(local: LocalRuntime) -> list[Request]:
+    engine = local.collector.engine
+    assert isinstance(engine, ScriptedEngine)
+    return engine.requests
+
+
+@pytest.mark.config_key("max_reward_failures")
+def test_more_failures_than_allowed_stop_the_run_with_their_reasons() -> None:
+    with pytest.raises(RewardError, match=r"3 of 20 rollouts in step 6 got no verdict \(f:timeout\).*allows 0\.1"):
+        runtime(failing(2), max_failures=0.1).collect(TASKS, 6)
+    groups = runtime(failing(2), max_failures=0.15).collect(TASKS, 6)
+    assert sum(r is None for g in groups for r in g.rewards) == 3, "allowed failures stay failures"
+
+
+def test_by_default_one_failure_is_too_many() -> None:
+    with pytest.raises(RewardError, match="1 of 20"):
+        runtime(failing(5)).collect(TASKS, 1)
+
+
+# -- evaluate -------------------------------------------------------------------------------------
+
+
+def test_evaluation_uses_the_same_streams_every_time_whatever_the_step() -> None:
+    local = runtime()
+    first = local.evaluate(TASKS, 0)
+    seen = list(asked(local))
+    local.collect(TASKS, 1)
+    del asked(local)[:]
+    assert local.evaluate(TASKS, 17) == first
+    assert asked(local) == seen
+    assert {r.temperature for r in seen} == {0.5}
+
+
+def test_evaluation_shares_no_stream_with_training() -> None:
+    local = runtime()
+    local.evaluate(TASKS, 0)
+    evaluation = {r.seed for r in asked(local)}
+    del asked(local)[:]
+    for step in range(3):
+        local.collect(TASKS, step)
+    assert not evaluation & {r.seed for r in asked(local)}
+
+
+def test_the_task_metric_is_kept_apart_from_the_reward() -> None:
+    result = runtime().evaluate(TASKS, 0)
+    assert result.n == 15
+    assert result.reward == pytest.approx(1.0), "the mean of 0, 1, 2"
+    assert result.accuracy == pytest.approx(1 / 3)
+    assert result.stderr == pytest.approx((1 / 3 * 2 / 3 / 15) ** 0.5)
+    assert (result.mean_length, result.clipped_ratio, result.failures) == (2.0, 0.0, 0)
+
+
+def test_tasks_without_a_metric_have_no_accuracy() -> None:
+    result = runtime(lambda r: Grade(float(r.index), {})).evaluate(TASKS, 0)
+    assert (result.accuracy, result.stderr) == (None, None)
+    assert "eval_accuracy" not in result.metrics()
+    assert result.metrics()["eval_reward"] == 1.0
+
+
+def test_answers_nobody_could_grade_are_left_out_of_every_mean() -> None:
+    result = runtime(failing(2), max_failures=0.5).evaluate(TASKS, 0)
+    assert (result.n, result.failures) == (12, 3)
+    assert result.accuracy == 1.0
+    assert result.reward == pytest.approx((3 * 3 + 2 * 3) / 12)
+
+
+def test_all_right_is_not_certain() -> None:
+    stderr = runtime(lambda r: Grade(1.0, {}, None, 1.0)).evaluate(TASKS, 0).stderr
+    assert stderr is not None
+    assert stderr > 0
+
+
+def test_an_evaluation_without_any_verdict_is_an_error_not_a_zero() -> None:
+    with pytest.raises(RewardError, match="no held-out answer got a verdict"):
+        runtime(lambda r: Grade(None, {}, "f:down"), max_failures=1.0).evaluate(TASKS, 0)
+
+
+def test_failures_in_an_evaluation_are_limited_too() -> None:
+    with pytest.raises(RewardError, match="the evaluation at step 30"):
+        runtime(failing(2)).evaluate(TASKS, 30)
+
+
+# -- preflight ------------------------------------------------------------------------------------
+
+
+@pytest.mark.config_key("preflight_tasks")
+@pytest.mark.parametrize("value", [0.0, 1.0, -2.5])
+def test_a_constant_baseline_reward_is_refused_with_a_completion_to_look_at(value: float) -> None:
+    with pytest.raises(RewardError, match=rf"all 20 baseline completions on 5 tasks got reward {value:g}.*'7-2'"):
+        runtime(lambda r: Grade(value, {})).preflight(TASKS)
+
+
+def test_one_different_reward_is_enough_to_start() -> None:
+    rule = lambda r: Grade(float(r.task_id == "t3" and r.index == 2), {})  # noqa: E731
+    assert len(runtime(rule).preflight(TASKS)) == 5
+
+
+def test_the_preflight_uses_no_stream_of_training_or_evaluation() -> None:
+    local = runtime()
+    local.preflight(TASKS)
+    local.collect(TASKS, 0)
+    local.evaluate(TASKS, 0)
+    seeds = [r.seed for r in asked(local)]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_a_baseline_that_nobody_could_grade_is_refused() -> None:
+    with pytest.raises(RewardError):
+        runtime(lambda r: Grade(None, {}, "f:down"), max_failures=1.0).preflight(TASKS)
+
+
+def test_closing_ends_the_graders() -> None:
+    local = runtime()
+    local.close()
+    assert local.collector.environment.closed  # type: ignore[attr-defined]

@@ -1,0 +1,127 @@
+"""Estimates rest on real counts; what is unknown is called unknown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surefoot.config_load import load_config
+from surefoot.dry_run import PEBBLE, dry_run, memory_estimate, model_facts
+from surefoot.errors import ModelError, RewardError
+
+LLAMA = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "vocab_size": 100,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 128,
+}
+
+
+def folder(tmp_path: Path, **changes: Any) -> Path:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps(LLAMA | changes))
+    return tmp_path / "m"
+
+
+def test_the_count_from_config_json_is_the_count_in_the_weights(tmp_path: Path) -> None:
+    """The built-in model has both: its weight file says the truth, its config.json alone must say the same."""
+    true = model_facts("pebble", tmp_path)
+    assert true is not None
+    assert true.counted_from == "weight files"
+    raw = json.loads((PEBBLE / "config.json").read_text())
+    counted = {}
+    for tied in (True, False):
+        path = tmp_path / str(tied)
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(raw | {"tie_word_embeddings": tied}))
+        facts = model_facts(str(tied), tmp_path)
+        assert facts is not None
+        assert facts.counted_from == "config.json"
+        counted[tied] = facts.parameters
+    assert counted[True] == true.parameters
+    assert counted[False] == true.parameters + true.vocab * true.hidden
+
+
+def test_weight_files_count_before_formulas(tmp_path: Path) -> None:
+    header = json.dumps({"__metadata__": {}, "a": {"shape": [3, 5]}, "b": {"shape": [7]}}).encode()
+    path = folder(tmp_path)
+    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    facts = model_facts("m", tmp_path)
+    assert facts is not None
+    assert (facts.parameters, facts.counted_from) == (22, "weight files")
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"auto_map": {"AutoModel": "x.Y"}}, "remote code"),
+        ({"hidden_size": None}, "decoder"),
+        ({"num_attention_heads": 0}, "decoder"),
+        ({"vocab_size": "many"}, "decoder"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
+    folder(tmp_path, **changes)
+    with pytest.raises(ModelError, match=word):
+        model_facts("m", tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000])
+def test_a_broken_config_json_is_refused(tmp_path: Path, text: str) -> None:
+    (folder(tmp_path) / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        model_facts("m", tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 20, (5).to_bytes(8, "little") + b"hello"])
+def test_a_broken_weight_file_is_refused(tmp_path: Path, data: bytes) -> None:
+    (folder(tmp_path) / "model.safetensors").write_bytes(data)
+    with pytest.raises(ModelError):
+        model_facts("m", tmp_path)
+
+
+def test_a_missing_folder_is_refused_but_a_hub_name_is_unknown(tmp_path: Path) -> None:
+    for name in ("./m", "/nowhere/at/all", "a/b/c"):
+        with pytest.raises(ModelError, match="does not exist"):
+            model_facts(name, tmp_path)
+    assert model_facts("org/name", tmp_path) is None
+    text = "\n".join(dry_run(load_config(None, ["model=org/name"])))
+    assert "unknown" in text
+    assert "parameters)" not in text
+
+
+def test_memory_grows_with_what_it_is_made_of(tmp_path: Path) -> None:
+    folder(tmp_path)
+    facts = model_facts("m", tmp_path)
+    assert facts is not None
+    plain = memory_estimate(load_config(None).config, facts, 10)
+    assert plain["weights"] == 4 * facts.parameters == plain["gradients"] == plain["Adam states"] / 2
+    assert "reference policy" not in plain
+    assert memory_estimate(load_config(None, ["beta=0.1"]).config, facts, 10)["reference policy"] == plain["weights"]
+    long = memory_estimate(load_config(None, ["max_completion_length=98"]).config, facts, 10)
+    assert long["KV cache"] == 6 * plain["KV cache"], "18 positions became 108"
+    half = memory_estimate(load_config(None, ["dtype=bfloat16"]).config, facts, 10)
+    assert half["weights"] == plain["weights"] / 2
+    small = memory_estimate(load_config(None, ["microbatch_size=8"]).config, facts, 10)
+    assert small["activations"] < plain["activations"]
+
+
+def test_tasks_without_a_scorer_need_a_reward(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"prompt": f"{i}"}) + "\n" for i in range(50)))
+    (tmp_path / "a.toml").write_text('model = "pebble"\ntasks = "t.jsonl"\n')
+    with pytest.raises(RewardError, match="no reward"):
+        dry_run(load_config(tmp_path / "a.toml"))
+
+
+def test_a_context_that_is_too_short_is_mentioned(tmp_path: Path) -> None:
+    folder(tmp_path)
+    (tmp_path / "a.toml").write_text('model = "m"\ntasks = "builtin:sums"\nmax_completion_length = 500\n')
+    assert any("context has 128" in line for line in dry_run(load_config(tmp_path / "a.toml")))

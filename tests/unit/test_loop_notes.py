@@ -1,0 +1,56 @@
+"""What a person hears after step 1: each warning fires for its reason, with its remedy, and for no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from surefoot.config import Config
+from surefoot.loop_notes import step_one_warnings
+from surefoot.policy.census import Census
+
+MOVED = Census(total=3, with_gradient=3, moved=3, still=())
+HEALTHY = {"completions/clipped_ratio": 0.1, "frac_reward_zero_std": 0.5}
+
+
+def notes(metrics: dict[str, float] | None = None, census: Census | None = MOVED, **keys: Any) -> list[tuple[str, str]]:
+    return list(step_one_warnings(HEALTHY | (metrics or {}), census, Config(model="m", tasks="t", **keys)))
+
+
+def test_a_healthy_first_step_is_met_with_silence() -> None:
+    assert notes() == []
+
+
+@pytest.mark.config_key("max_completion_length")
+def test_mostly_truncated_completions_are_told_with_the_limit() -> None:
+    ((what, remedy),) = notes({"completions/clipped_ratio": 0.97}, max_completion_length=77)
+    assert "97% of completions were cut at max_completion_length = 77" in what
+    assert "raise max_completion_length" in remedy
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.5, False), (0.51, True)])
+def test_half_truncated_is_not_most(share: float, warned: bool) -> None:
+    assert bool(notes({"completions/clipped_ratio": share})) == warned
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.99, False), (1.0, True)])
+def test_equal_rewards_are_told_when_no_group_has_any_other(share: float, warned: bool) -> None:
+    got = notes({"frac_reward_zero_std": share})
+    assert bool(got) == warned
+    if warned:
+        ((what, remedy),) = got
+        assert "all rewards were equal" in what
+        assert "num_generations" in remedy
+
+
+@pytest.mark.parametrize("census", [None, Census(3, 3, 0, ("a", "b", "c"))])
+def test_weights_that_did_not_move_are_told_with_the_learning_rate(census: Census | None) -> None:
+    ((what, remedy),) = notes(census=census, learning_rate=0.0)
+    assert "no parameter changed" in what
+    assert "learning_rate (now 0)" in remedy
+
+
+def test_a_part_that_did_not_move_is_named() -> None:
+    ((what, _),) = notes(census=Census(3, 2, 2, ("lm_head.weight",)))
+    assert "1 of 3 parameter tensors did not move, first lm_head.weight" in what
