@@ -330,6 +330,12 @@ def _batch_problems(config: Config) -> Iterator[str]:
             "the last rollouts would be trained on fewer times than the others"
         )
 
+    if config.eval_steps % max(1, config.num_iterations):
+        yield (
+            f"eval_steps = {config.eval_steps} is not a multiple of num_iterations = {config.num_iterations}: "
+            "weights are published after the last pass over a batch, so only there can they be evaluated"
+        )
+
 
 def _loss_problems(config: Config) -> Iterator[str]:
     high = config.epsilon if config.epsilon_high is None else config.epsilon_high

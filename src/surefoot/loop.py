@@ -36,6 +36,7 @@ class Hooks:
     keep_groups: Callable[[int, Sequence[Group]], None]
     refused: Callable[[int, Sequence[TrainSample]], None]
     save: Callable[[int], None]
+    stop: Callable[[], bool] = lambda: False
 
 
 @dataclass
@@ -56,6 +57,9 @@ class Run:
     last_metrics: Metrics = field(default_factory=dict)
     checked: dict[str, int] = field(default_factory=lambda: {"groups": 0, "samples": 0, "advantages": 0})
     refused_in_a_row: int = 0
+    census_logged: bool = False
+    lost: Metrics = field(default_factory=dict)
+    """Rollouts of this step that cannot be trained on, by reason."""
 
 
 def train(run: Run) -> None:
@@ -74,12 +78,15 @@ def train(run: Run) -> None:
             learned = time.perf_counter()
             if iteration == config.num_iterations - 1:
                 metrics |= run.runtime.publish(run.learner.weights(), run.learner.version)  # publish
-            metrics |= group_metrics(groups) | _timing(groups, started, collected, learned)
+            metrics |= group_metrics(groups) | run.lost | _timing(groups, started, collected, learned)
             log(run, metrics, groups)  # log
+            started = collected = time.perf_counter()  # a further pass over the same rollouts collects nothing
             if run.step % (config.eval_steps or config.max_steps) == 0 and iteration == config.num_iterations - 1:
                 evaluate(run)  # judge
             if config.save_steps and run.step % config.save_steps == 0:
                 run.hooks.save(run.step)
+            if run.hooks.stop():
+                raise KeyboardInterrupt  # between steps: nothing is half done
     if run.last_eval_step != run.step:
         evaluate(run)
 
@@ -91,6 +98,7 @@ def prepare(run: Run, groups: Sequence[Group]) -> list[TrainSample]:
     )
     run.diversity.check(groups)
     kept = sort_out(groups, partial=run.config.partial_groups)
+    run.lost = {f"failures/{reason}": float(n) for reason, n in kept.dropped.items()}
     samples = weigh(kept.groups, scale=run.config.scale_rewards)
     run.checked["samples"] += invariants.check_samples(samples, kept.groups)
     run.checked["advantages"] += invariants.check_advantages(samples)
@@ -107,8 +115,9 @@ def learn(run: Run, samples: Sequence[TrainSample], iteration: int) -> Metrics:
         if run.refused_in_a_row >= run.config.max_nonfinite_steps:
             raise nonfinite_error(samples, run.refused_in_a_row)
     metrics = dict(report.metrics) | {"version": float(report.version), "steps_refused": float(not report.applied)}
-    if run.step == 1 and run.learner.census is not None:
+    if run.learner.census is not None and not run.census_logged:
         metrics |= run.learner.census.metrics()
+        run.census_logged = True
     return metrics
 
 

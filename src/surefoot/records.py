@@ -137,6 +137,10 @@ class Rollout:
     def __post_init__(self) -> None:
         if not self.turns and self.failure is None:
             raise ShapeError(f"{self} has no turns and no failure", "an attempt leaves tokens or a reason", "add one")
+        if self.reward is not None and self.failure is not None:
+            raise ShapeError(
+                f"{self} has reward {self.reward} and failure {self.failure!r}", "a failure is not a score", "keep one"
+            )
         if self.reward is not None and not math.isfinite(self.reward):
             raise ShapeError(
                 f"{self} has reward {self.reward}", "one NaN poisons its whole group", "use None with a failure reason"

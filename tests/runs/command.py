@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SHORT = ["max_steps=70", "eval_steps=70", "eval_tasks=300", "target_metric=eval_accuracy", "target_value=0.7"]
+SHORT = [
+    "max_steps=100",
+    "eval_steps=100",
+    "lr_scheduler_type=constant",
+    "target_metric=eval_accuracy",
+    "target_value=0.7",
+]
 """The shorter form of the built-in run: fewer steps, and a target that only learning reaches."""
 
 
@@ -43,7 +49,12 @@ def surefoot(
         else [sys.executable, str(ROOT / "tests/runs/planted.py"), planted]
     )
     where = [f"output_dir={run}"] if words and words[0] == "train" and run else []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", **(env or {})}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+        "NO_COLOR": "1",
+        **(env or {}),
+    }
     done = subprocess.run(
         [*entry, *words, *where], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600, check=False
     )

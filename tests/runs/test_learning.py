@@ -24,7 +24,7 @@ def test_the_built_in_run_reaches_its_target(learned: Ran) -> None:
     first, last = (m["eval_accuracy"] for m in learned.metrics if "eval_accuracy" in m)
     assert 0.1 <= first <= 0.4, "the warm start solves 10 to 40 % of held-out tasks"
     assert last >= 0.7
-    assert learned.verdict["executed_steps"] == learned.verdict["planned_steps"] == 70
+    assert learned.verdict["executed_steps"] == learned.verdict["planned_steps"] == 100
 
 
 def test_sampler_and_learner_agree_on_every_token_of_step_1(learned: Ran) -> None:
@@ -52,7 +52,7 @@ def test_a_null_control_does_not_reach_the_target(tmp_path: Path, planted: str |
     ran = surefoot("train", *SHORT, *extra, cwd=tmp_path, planted=planted)
     assert ran.code == 1, ran.err
     assert ran.verdict["status"] == "FAIL"
-    assert ran.verdict["executed_steps"] == 70, "it must fail by what it measured, not by stopping early"
+    assert ran.verdict["executed_steps"] == 100, "it must fail by what it measured, not by stopping early"
     assert [m for m in ran.metrics if "eval_accuracy" in m][-1]["eval_accuracy"] < 0.6
 
 

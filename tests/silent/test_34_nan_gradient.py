@@ -59,9 +59,9 @@ def test_too_many_in_a_row_end_the_run_with_the_tasks_named() -> None:
 def test_planted_optimiser_that_steps_anyway_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     real = GRPOLearner._apply
 
-    def careless(self: GRPOLearner, metrics: Any, moving: Any) -> Any:
+    def careless(self: GRPOLearner, *everything: Any) -> Any:
         self.optimiser.step()
-        return real(self, metrics, moving)
+        return real(self, *everything)
 
     monkeypatch.setattr(GRPOLearner, "_apply", careless)
     learner = make_learner(tiny_net())

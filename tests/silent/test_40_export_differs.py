@@ -12,6 +12,7 @@ import torch
 from silent_kit import PROMPTS, make_learner, sampled, tiny_net
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from surefoot.errors import StorageError
 from surefoot.policy.checkpoint import save_checkpoint
 from surefoot.policy.load import PEBBLE
 
@@ -52,7 +53,7 @@ def test_the_folder_is_complete_or_absent(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(PEBBLE)
     monkeypatch.setattr(tokenizer, "save_pretrained", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(StorageError, match="disk full"):
         save_checkpoint(trained[0], tokenizer, tmp_path / "step_1", step=1, version=1)
     assert not (tmp_path / "step_1").exists()
 

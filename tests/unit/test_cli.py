@@ -172,7 +172,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(tmp_path: Path) -> 
     done = surefoot("train", "--dry-run", "max_steps=10", cwd=tmp_path, code=code)
     assert done.returncode == 0, done.stderr
     for word in (
-        "16 tasks x 16 generations = 256 rollouts",
+        "32 tasks x 8 generations = 256 rollouts",
         "at most 2048 tokens",
         "parameters",
         "weights",

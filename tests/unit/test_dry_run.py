@@ -102,7 +102,7 @@ def test_memory_grows_with_what_it_is_made_of(tmp_path: Path) -> None:
     folder(tmp_path)
     facts = model_facts("m", tmp_path)
     assert facts is not None
-    plain = memory_estimate(load_config(None).config, facts, 10)
+    plain = memory_estimate(load_config(None, ["beta=0"]).config, facts, 10)
     assert plain["weights"] == 4 * facts.parameters == plain["gradients"] == plain["Adam states"] / 2
     assert "reference policy" not in plain
     assert memory_estimate(load_config(None, ["beta=0.1"]).config, facts, 10)["reference policy"] == plain["weights"]

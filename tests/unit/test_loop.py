@@ -104,7 +104,7 @@ def make(
     )
     learner: Any = FakeLearner(diary, refuse, census)
     run = Run(
-        config=config, runtime=FakeRuntime(diary, rewards, finish), learner=learner, codec=CODEC,  # type: ignore[arg-type]
+        config=config, runtime=FakeRuntime(diary, rewards, finish), learner=learner, codec=CODEC,
         next_tasks=lambda n: TASKS[:n], heldout=heldout, hooks=hooks,
     )  # fmt: skip
     return run, diary
@@ -286,7 +286,7 @@ def test_refused_steps_that_are_not_in_a_row_are_counted_and_survived() -> None:
 
 def test_a_malformed_group_stops_the_run_before_the_learner_sees_it() -> None:
     run, diary = make(finish=STOP)
-    run.codec = SimpleNamespace(stop_ids=frozenset({3}), pad_token_id=0, vocab_size=50)  # type: ignore[assignment]
+    run.codec = SimpleNamespace(stop_ids=frozenset({3}), pad_token_id=0, vocab_size=50)
     with pytest.raises(InvariantError, match="says stop but ends on 2"):
         loop.train(run)
     assert diary.of("learn") == []
@@ -353,7 +353,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Ru
         None, [f"output_dir={out}", "max_steps=2", "tasks_per_step=2", "num_generations=4", "reward_workers=1"]
     )
     with contextlib.suppress(SurefootError, OSError):
-        module.train(loaded, view=SilentView())  # type: ignore[arg-type]
+        module.train(loaded, view=SilentView())
     return out / "verdict.json"
 
 
@@ -366,7 +366,7 @@ def test_an_invariant_broken_in_step_one_leaves_a_verdict(tmp_path: Path, monkey
     """Step 1 has begun: rollouts were drawn and refused. That must not vanish with the folder."""
 
     def spoil(run: Run) -> None:
-        run.codec = SimpleNamespace(stop_ids=frozenset({3}), pad_token_id=0, vocab_size=50)  # type: ignore[assignment]
+        run.codec = SimpleNamespace(stop_ids=frozenset({3}), pad_token_id=0, vocab_size=50)
 
     path = session(tmp_path, monkeypatch, spoil)
     assert path.exists(), "the run folder was thrown away"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from surefoot.errors import TaskError
 from surefoot.maths.losses import LossSettings
 from surefoot.policy.chat import ChatCodec
 from surefoot.policy.learner import GRPOLearner, LearnerSettings
-from surefoot.policy.load import Policy, load_policy
+from surefoot.policy.load import Policy, load_policy, resolve_device
 from surefoot.records import Task
 from surefoot.runtime.local import LocalRuntime
 from surefoot.runtime.rollout import RolloutCollector, Sampling
@@ -41,10 +40,9 @@ class Parts:
 
 
 def set_determinism(config: Config) -> None:
-    """Threads and kernels: part of the result, so set in one place."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    """Threads and kernels: part of the result, so set in one place. Bit-equal repeats are promised on the CPU."""
     torch.set_num_threads(config.threads)
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(resolve_device(config.device) == "cpu")
 
 
 def build(config: Config, base: Path, inputs: Inputs, pool: RewardPool) -> Parts:

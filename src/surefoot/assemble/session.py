@@ -6,10 +6,11 @@ Promises   a start that is refused leaves no folder behind; once step 1 has begu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from surefoot.assemble.inputs import Inputs, RewardFunction, read_inputs
 from surefoot.config_load import LoadedConfig
 from surefoot.data.tasks import TaskStream
 from surefoot.envs.reward_pool import RewardPool
-from surefoot.errors import InvariantError, StoppedError, SurefootError
+from surefoot.errors import InvariantError, StoppedError, StorageError, SurefootError
 from surefoot.guards.verdict import Judgement, judge_run
 from surefoot.records import Group, TrainSample, Verdict
 from surefoot.store.durable import write_lines
@@ -30,7 +31,7 @@ from surefoot.tracking.log import MetricsLog
 
 if TYPE_CHECKING:
     from surefoot.assemble.build import Parts
-    from surefoot.loop import Run
+    from surefoot.loop import Hooks, Run
 
 
 @dataclass(frozen=True)
@@ -58,15 +59,16 @@ def train(
         inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s,
         log_path=folder.logs / "rewards.log",
     )  # fmt: skip
-    run: Run | None = None
+    started = False
     try:
         folder.write_config(loaded.resolved)
         pool.start()  # before torch: a fork of a threaded process is not safe
         parts = _start(loaded, inputs, pool, folder, view)
         run = _make_run(loaded, parts, folder, view)
+        started = True  # from here on the folder stays, with a verdict, however it ends
         return _go(loaded, run, folder, view)
     except BaseException:
-        if run is None or run.step == 0:
+        if not started:
             folder.discard()
         raise
     finally:
@@ -134,22 +136,24 @@ def _go(loaded: LoadedConfig, run: Run, folder: RunFolder, view: View) -> Outcom
     """The loop, and the verdict on however it ended."""
     from surefoot.loop import train as run_loop
 
-    started = time.perf_counter()
+    began = time.perf_counter()
     try:
-        with _stop_on_signals():
+        with _stop_on_signals(run.hooks):
             run_loop(run)
     except KeyboardInterrupt as stop:
         run.hooks.save(run.step)
-        _write_verdict(
-            folder, run, Judgement(Verdict.INCOMPLETE, (f"stopped on request after step {run.step}",)), started
-        )
+        stopped = Judgement(Verdict.INCOMPLETE, (f"stopped on request after step {run.step}",))
+        _write_verdict(folder, run, stopped, began)
         raise StoppedError(
             f"stopped after step {run.step} of {run.config.max_steps}; weights are in {folder.checkpoint(run.step)}",
-            "asked to stop", f"surefoot eval {folder.root}",
-        ) from stop  # fmt: skip
-    except SurefootError as error:
+            "asked to stop",
+            f"surefoot eval {folder.root}",
+        ) from stop
+    except Exception as error:
         status = Verdict.FAIL if isinstance(error, InvariantError) else Verdict.ERROR
-        _write_verdict(folder, run, Judgement(status, (f"{type(error).__name__}: {error.what}",)), started)
+        what = error.what if isinstance(error, SurefootError) else str(error)
+        with contextlib.suppress(StorageError):  # the error itself matters more than its record
+            _write_verdict(folder, run, Judgement(status, (f"{type(error).__name__}: {what}",)), began)
         raise
     run.hooks.save(run.step)
     target = None if run.config.target_metric is None else (run.config.target_metric, run.config.target_value or 0.0)
@@ -158,7 +162,7 @@ def _go(loaded: LoadedConfig, run: Run, folder: RunFolder, view: View) -> Outcom
         planned=run.config.max_steps, executed=run.step, target=target, metrics=metrics,
         refused=run.step - run.learner.version,
     )  # fmt: skip
-    _write_verdict(folder, run, judgement, started, shown_target=loaded.shown_target)
+    _write_verdict(folder, run, judgement, began, shown_target=loaded.shown_target)
     outcome = Outcome(
         judgement.status, judgement.reasons, folder.root, 0 if judgement.status is Verdict.PASS else 1, metrics
     )
@@ -167,7 +171,7 @@ def _go(loaded: LoadedConfig, run: Run, folder: RunFolder, view: View) -> Outcom
 
 
 def _write_verdict(
-    folder: RunFolder, run: Run, judgement: Judgement, started: float, shown_target: tuple[str, float] | None = None
+    folder: RunFolder, run: Run, judgement: Judgement, began: float, shown_target: tuple[str, float] | None = None
 ) -> None:
     folder.write_verdict(judgement.status, judgement.reasons, {
         "planned_steps": run.config.max_steps,
@@ -177,26 +181,31 @@ def _write_verdict(
         "shown_target": None if shown_target is None else list(shown_target),
         "metrics": run.last_metrics | run.last_eval,
         "invariants_checked": run.checked | {"trained_tokens": run.learner.checked_tokens},
-        "seconds": time.perf_counter() - started,
+        "seconds": time.perf_counter() - began,
     })  # fmt: skip
 
 
 @contextmanager
-def _stop_on_signals() -> Iterator[None]:
-    """SIGTERM means the same as Ctrl-C: stop, save, say so."""
+def _stop_on_signals(hooks: Hooks) -> Iterator[None]:
+    """SIGINT and SIGTERM ask for a stop between two steps; a second SIGINT does not wait."""
+    asked: list[int] = []
 
     def stop(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        if asked and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(signum)
 
+    hooks.stop = lambda: bool(asked)
     try:
-        before: Callable[..., Any] | int | None = signal.signal(signal.SIGTERM, stop)
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # not the main thread: the caller owns the signals
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _lines(groups: Sequence[Group]) -> Iterator[str]:

@@ -125,6 +125,8 @@ def _absolute(config: Config, base: Path) -> Config:
         for name in ("model", "tasks")
         if _is_path(value := getattr(config, name), base)
     }
+    if ".py:" in config.eval_metric:
+        changed["eval_metric"] = _absolute_text(config.eval_metric, base)
     changed["reward_funcs"] = tuple(_absolute_text(item, base) for item in config.reward_funcs)
     if config.output_dir is not None:
         changed["output_dir"] = _absolute_text(config.output_dir, base)

@@ -41,9 +41,28 @@ class Decoder:
         self.cache = torch.zeros(shape, dtype=dtype, device=self.device)
         self._row_index = torch.arange(rows, device=self.device)
         self._slots = torch.arange(self.max_width, device=self.device)
+        self.unload()
+
+    def unload(self) -> None:
+        """Let go of the weights."""
         self.layers: list[_Layer] = []
         self.embed = self.norm = torch.empty(0)
         self.head: FixedRowsLinear | None = None
+        self._handed: list[tuple[str, Tensor, str]] = []
+
+    def check_untouched(self) -> None:
+        """Refuse weights that were changed in place after they were handed over.
+
+        Prefill reads them where they lie and decoding has packed copies: after an optimiser step and
+        before the next `load`, the two would be different models under one version.
+        """
+        for name, tensor, before in self._handed:
+            if _sample(tensor) != before:
+                raise EngineError(
+                    f"{name} was changed in place after it was handed to the engine",
+                    "half of the forward pass would use the new weights, half the old ones",
+                    "publish the weights before generating",
+                )
 
     def load(self, weights: Weights) -> None:
         """Take these weights. Prefill reads them where they are; decoding packs its own layout."""
@@ -59,6 +78,8 @@ class Decoder:
         head = self.embed if self.spec.tied_head else weights["lm_head.weight"].detach()
         self.head = FixedRowsLinear(head, None, self.rows)
         self.layers = [_Layer(self.spec, i, weights, self.rows) for i in range(self.spec.layers)]
+        self._handed = [(name, weights[name], _sample(weights[name])) for name in weight_names(self.spec)]
+        self.cache.zero_()  # a NaN left over from other weights would pass through the mask: 0 * NaN is NaN
 
     @torch.inference_mode()
     def prefill(self, prompt_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -105,6 +126,11 @@ class Decoder:
             x = layer.step(x, cos, sin, self.cache[i], bias[:, None, None, :], where, width)
         x = F.rms_norm(x, (self.spec.hidden,), self.norm, self.spec.norm_eps)
         return self.head(x)
+
+
+def _sample(tensor: Tensor) -> str:
+    """A few entries: an optimiser step changes them all, and fused optimisers do not count as in-place changes."""
+    return repr(tensor.detach().flatten()[:4].tolist())  # as text, so that NaN equals NaN
 
 
 def weight_names(spec: DecoderSpec) -> list[str]:

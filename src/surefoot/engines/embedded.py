@@ -13,6 +13,7 @@ Read next: `decoder.py`, the forward pass; `sampling.py`, the dice.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from surefoot.engines.decoder import Decoder
 from surefoot.engines.sampling import draw, draw_siblings, random_stream
-from surefoot.errors import ConfigError, EngineError
+from surefoot.errors import ConfigError, EngineError, NumericsError
 from surefoot.protocols import Completion, DecoderSpec, Request, Weights
 from surefoot.records import LENGTH, STOP
 
@@ -73,8 +74,8 @@ class EmbeddedEngine:
         self.max_width = max_width
         self.decoder = Decoder(spec, rows=self.rows, max_width=max_width, device=device, dtype=dtype)
         self._version: int | None = None
-        self._seats: list[_Seat | None] = [None] * self.rows
-        self._free = list(range(self.rows))[::-1]
+        self._seats: list[_Seat | None]
+        self._clear_seats()
         self._last_prefill: tuple[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] | None = None
 
     @property
@@ -93,21 +94,29 @@ class EmbeddedEngine:
 
     def close(self) -> None:
         """Drop the weights and the cache."""
-        self._version = None
-        self.decoder.layers = []
+        self._version = self._last_prefill = None
+        self.decoder.unload()
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Answer every request, in order."""
         for request in requests:
             self._check(request)
+        self.decoder.check_untouched()
         waiting = deque(enumerate(requests))
         done: dict[int, Completion] = {}
-        while waiting or len(self._free) < self.rows:
-            while waiting and self._free:
-                self._admit(waiting, done)
-            if len(self._free) < self.rows:
-                self._step(done)
+        try:
+            while waiting or len(self._free) < self.rows:
+                while waiting and self._free:
+                    self._admit(waiting, done)
+                if len(self._free) < self.rows:
+                    self._step(done)
+        finally:
+            self._clear_seats()  # after an exception, the next call must not find strangers in its rows
         return [done[i] for i in range(len(requests))]
+
+    def _clear_seats(self) -> None:
+        self._seats = [None] * self.rows
+        self._free = list(range(self.rows))[::-1]
 
     def _check(self, request: Request) -> None:
         length = len(request.prompt_ids) + request.max_new_tokens
@@ -175,6 +184,12 @@ class EmbeddedEngine:
 
     def _accept(self, seat: _Seat, drawn: tuple[int, float], done: dict[int, Completion]) -> bool:
         """Give one drawn token to a seat; True when that finished it."""
+        if not math.isfinite(drawn[1]):
+            raise NumericsError(
+                f"request {seat.request.id}: the model's logits are not finite at version {self.version}",
+                "a token drawn from them means nothing",
+                "lower learning_rate; evaluate the last checkpoint that worked",
+            )
         reason = seat.accept(*drawn)
         if reason is None:
             return False

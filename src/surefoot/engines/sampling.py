@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,8 +29,9 @@ class Drawn(NamedTuple):
 
 def random_stream(seed: int, length: int) -> list[float]:
     """`length` uniform numbers in [0, 1), a function of `seed` alone."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(length, generator=generator, dtype=torch.float64).tolist()
+    # Philox takes the whole seed; torch's CPU generator looks at 32 bits of it, so 63-bit seeds would collide.
+    numbers = np.random.Generator(np.random.Philox(key=seed)).random(length)
+    return [float(number) for number in numbers]
 
 
 def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Drawn:

@@ -37,6 +37,8 @@ def check_groups(groups: Sequence[Group], *, vocab_size: int, stop_ids: frozense
             raise _broken(f"group {group.id} of {group.task.id} has siblings with different prompts", "not siblings")
         if len({r.index for r in group.rollouts}) != len(group.rollouts):
             raise _broken(f"group {group.id} of {group.task.id} numbers a sibling twice", "one would be counted double")
+        if any(not 0 <= t < vocab_size for r in played[:1] for t in r.turns[0].prompt_ids):
+            raise _broken(f"the prompt of {group.task.id} holds a token outside 0..{vocab_size - 1}", "no such row")
         for rollout in played:
             _check_rollout(rollout, vocab_size, stop_ids)
     return len(groups)
@@ -63,11 +65,19 @@ def _check_rollout(rollout: Rollout, vocab_size: int, stop_ids: frozenset[int]) 
 def check_samples(samples: Sequence[TrainSample], groups: Sequence[Group]) -> int:
     """Trained tokens are exactly the sampled tokens: same rollouts, same ids, same order, same logprobs."""
     rollouts = {(r.group, r.index): r for g in groups for r in g.rollouts}
+    seen = [(s.group, s.index) for s in samples]
+    if len(set(seen)) != len(seen) or len(seen) != len(rollouts):
+        raise _broken(
+            f"{len(rollouts)} rollouts became {len(seen)} samples, {len(set(seen))} of them different",
+            "one that is lost or counted twice moves its siblings' baseline",
+        )
     for sample in samples:
         rollout = rollouts.get((sample.group, sample.index))
         name = f"sample {sample.item_id}/group={sample.group}/rollout={sample.index}"
         if rollout is None or rollout.task_id != sample.item_id:
             raise _broken(f"{name} belongs to no rollout of this step", "it would train on tokens of unknown origin")
+        if sample.prompt_ids != rollout.turns[0].prompt_ids:
+            raise _broken(f"{name} has another prompt than its rollout", "it would answer another question")
         sampled = [t for turn in rollout.turns for t in turn.completion_ids]
         trained = [t for t, own in zip(sample.completion_ids, sample.sampled, strict=True) if own]
         if trained != sampled:
@@ -94,6 +104,10 @@ def check_advantages(samples: Sequence[TrainSample], *, centred: bool = True) ->
         rewards, advantages = [m.reward for m in members], [m.advantage for m in members]
         if len(set(rewards)) == 1 and any(a != 0 for a in advantages):
             raise _broken(f"group {name} has equal rewards but advantages {advantages[:3]}", "noise would be trained")
+        if len(set(zip(rewards, advantages, strict=True))) > len(set(rewards)):
+            raise _broken(f"group {name} tells siblings with equal rewards apart", "only the reward may decide")
+        if len(set(rewards)) > 1 and not any(advantages):
+            raise _broken(f"group {name} has different rewards but no advantage", "its signal was lost")
         scale = max(map(abs, advantages)) or 1.0
         if centred and abs(sum(advantages)) > SUM_TOLERANCE * scale * len(members):
             raise _broken(f"advantages of group {name} add up to {sum(advantages):.3g}", "a group compares siblings")
@@ -130,7 +144,18 @@ def check_batch(batch: Batch, samples: Sequence[TrainSample]) -> int:
         if tuple(inputs[: prompt_len + kept]) != sample.prompt_ids + sample.completion_ids[:kept]:
             raise _broken(f"{name} is not prompt followed by completion", "logprobs would be read at the wrong places")
         checked += sum(expected)
+    _check_row_values(batch, samples)
     return checked
+
+
+def _check_row_values(batch: Batch, samples: Sequence[TrainSample]) -> None:
+    """Advantages and sampler logprobs stand in the rows of their own samples, up to float32."""
+    for sample, advantage, logprobs in zip(samples, batch.advantages.tolist(), batch.logprobs.tolist(), strict=True):
+        told = zip(sample.logprobs, logprobs, strict=False)
+        if not math.isclose(advantage, sample.advantage, rel_tol=1e-6, abs_tol=1e-9) or any(
+            not math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in told
+        ):
+            raise _broken(f"batch row of {sample.item_id} carries another row's advantage or logprobs", "rows mixed up")
 
 
 def check_on_policy(samples: Sequence[TrainSample], version: int) -> int:

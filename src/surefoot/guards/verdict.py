@@ -29,6 +29,8 @@ def judge_run(
     if executed < planned:
         return Judgement(Verdict.INCOMPLETE, (f"{executed} of {planned} planned steps ran",))
     reasons = [f"all {planned} planned steps ran", "every invariant held"]
+    if planned and refused >= planned:
+        return Judgement(Verdict.FAIL, (f"none of {planned} updates was finite: nothing was trained",))
     if refused:
         reasons.append(f"{refused} updates were not finite and not applied")
     if target is None:

