@@ -117,7 +117,7 @@ def learn(run: Run, samples: Sequence[TrainSample], iteration: int) -> Metrics:
     metrics = dict(report.metrics) | {"version": float(report.version), "steps_refused": float(not report.applied)}
     if run.learner.census is not None and not run.census_logged:
         metrics |= run.learner.census.metrics()
-        run.census_logged = True
+        run.census_logged = run.learner.census.moved > 0
     return metrics
 
 

@@ -109,6 +109,9 @@ class Environment(Protocol):
     def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout]) -> list[Grade]:
         """One grade per rollout, in order; `tasks[i]` is the task of `rollouts[i]`."""
 
+    def explain_failures(self) -> str:
+        """Why graders failed so far, as lines to append to an error; empty when none did."""
+
     def close(self) -> None:
         """End every worker."""
 

@@ -50,6 +50,9 @@ class TinyEnvironment:
     def __init__(self, reward: Callable[[Rollout], float | None] | None = None) -> None:
         self.reward = reward or (lambda rollout: float(sum(rollout.turns[0].completion_ids) % 2))
 
+    def explain_failures(self) -> str:
+        return ""
+
     def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout]) -> list[Grade]:
         del tasks
         rewards = [self.reward(rollout) for rollout in rollouts]

@@ -191,10 +191,10 @@ def test_the_faulty_teacher_is_wrong_in_a_systematic_way(script: Any) -> None:
     rng = random.Random(0)
     carry, plain = sum_task(47, 85), sum_task(12, 34)
     told = [script.faulty_answer(carry, rng) for _ in range(2000)]
-    assert 0.12 < told.count("132") / 2000 < 0.20
+    assert told.count("132") / 2000 == pytest.approx(script.RIGHT, abs=0.04)
     assert told.count("122") > told.count("132")
     told = [script.faulty_answer(plain, rng) for _ in range(2000)]
-    assert told.count("56") > told.count("46") > 240
+    assert told.count("56") > told.count("46") > 200
 
 
 def test_the_manifest_tells_how_it_was_made(script: Any) -> None:

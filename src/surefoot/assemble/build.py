@@ -13,7 +13,7 @@ from surefoot.config import Config
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.envs.reward_pool import RewardPool
 from surefoot.envs.single_turn import SingleTurnEnvironment
-from surefoot.errors import TaskError
+from surefoot.errors import ConfigError, TaskError
 from surefoot.maths.losses import LossSettings
 from surefoot.policy.chat import ChatCodec
 from surefoot.policy.learner import GRPOLearner, LearnerSettings
@@ -37,6 +37,8 @@ class Parts:
     heldout: tuple[Task, ...]
     left_out: int
     """Tasks whose prompt is longer than max_prompt_length."""
+    cramped: int
+    """Tasks whose prompt leaves less room in the context than max_completion_length."""
 
 
 def set_determinism(config: Config) -> None:
@@ -61,6 +63,12 @@ def build(config: Config, base: Path, inputs: Inputs, pool: RewardPool) -> Parts
             f"{left_out} longer ones were left out",
             "raise max_prompt_length",
         )
+    if config.max_completion_length >= policy.spec.max_positions:
+        raise ConfigError(
+            f"max_completion_length = {config.max_completion_length}, the context is {policy.spec.max_positions} tokens",
+            "every completion would be cut by the context instead of by you",
+            "lower max_completion_length",
+        )
     longest = max(len(prompts[task.id]) for task in (*train, *heldout))
     width = min(policy.spec.max_positions, longest + config.max_completion_length)
     engine = _engine(config, policy, width)
@@ -73,7 +81,8 @@ def build(config: Config, base: Path, inputs: Inputs, pool: RewardPool) -> Parts
         max_failures=config.max_reward_failures,
     )  # fmt: skip
     learner = GRPOLearner(policy.model, learner_settings(config, codec.pad_token_id))
-    return Parts(policy, codec, learner, runtime, train, heldout, left_out)
+    cramped = sum(len(prompts[t.id]) + config.max_completion_length > width for t in (*train, *heldout))
+    return Parts(policy, codec, learner, runtime, train, heldout, left_out, cramped)
 
 
 def _fitting(
@@ -94,6 +103,7 @@ def _fitting(
 
 
 def _engine(config: Config, policy: Policy, width: int) -> EmbeddedEngine:
+    assert config.engine.kind == "embedded", "the config knows no other engine"
     rows = config.engine.rows or min(MAX_AUTO_ROWS, config.rollouts_per_step)
     parameter = next(policy.model.parameters())
     return EmbeddedEngine(policy.spec, rows=rows, max_width=width, device=str(parameter.device), dtype=parameter.dtype)

@@ -92,6 +92,11 @@ def _start(loaded: LoadedConfig, inputs: Inputs, pool: RewardPool, folder: RunFo
             f"{parts.left_out} tasks left out: their prompts have more than {config.max_prompt_length} tokens",
             "raise max_prompt_length to train on them",
         )
+    if parts.cramped:
+        view.warn(
+            f"{parts.cramped} prompts leave less room in the context than max_completion_length: cut sooner",
+            "lower max_completion_length, or leave them out with max_prompt_length",
+        )
     if config.preflight_tasks:
         parts.runtime.publish(parts.learner.weights(), 0)
         probe = TaskStream(parts.train, config.seed).take(min(config.preflight_tasks, len(parts.train)))
@@ -160,7 +165,8 @@ def _go(loaded: LoadedConfig, run: Run, folder: RunFolder, view: View) -> Outcom
     metrics = run.last_metrics | run.last_eval
     judgement = judge_run(
         planned=run.config.max_steps, executed=run.step, target=target, metrics=metrics,
-        refused=run.step - run.learner.version,
+        refused=run.step - run.learner.version, samples=run.checked["samples"],
+        moved=0 if run.learner.census is None else run.learner.census.moved,
     )  # fmt: skip
     _write_verdict(folder, run, judgement, began, shown_target=loaded.shown_target)
     outcome = Outcome(

@@ -158,7 +158,7 @@ def _gym_task(name: str, entry: Mapping[str, Any]) -> Task:
             "choose another dataset",
         ) from error
     digest = hashlib.sha256(question.encode()).hexdigest()[:16]
-    columns = {"answer": entry["answer"], "dataset_name": name, "entry": dict(entry)}
+    columns = {"answer": entry["answer"], "reasoning_gym": name, "entry": dict(entry)}
     return Task(id=f"{name}/{digest}", prompt=question, columns=columns, dataset=name)
 
 

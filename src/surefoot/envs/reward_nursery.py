@@ -32,7 +32,7 @@ from surefoot.envs.reward_worker import STACKS, work
 
 CONTROL_CAP = 2**16
 _LOG_CAP = 2**20
-_TAIL = 6000
+_TAIL = 16_000
 _LOOK_UP_S = 1.0
 _STACKS_S = 0.3
 

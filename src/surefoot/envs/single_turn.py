@@ -51,6 +51,14 @@ class SingleTurnEnvironment:
             grades[position] = self._grade(marks)
         return grades
 
+    def explain_failures(self) -> str:
+        """Reasons so far, counted, with the last lines of each one's first traceback."""
+        lines = []
+        for reason, (count, story) in self.pool.describe_failures().items():
+            lines.append(f"\n    {count} x {reason}")
+            lines += [f"\n      {line}" for line in story.strip().splitlines()[-3:]]
+        return "".join(lines)
+
     def close(self) -> None:
         """End every worker."""
         self.pool.close()

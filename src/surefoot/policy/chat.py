@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2 import TemplateError
+
 from surefoot.errors import ModelError
 
 
@@ -51,9 +53,16 @@ class ChatCodec:
         return tuple(self._tokenizer(text).input_ids)
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool) -> tuple[int, ...]:
-        ids = self._tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=generation_prompt, tokenize=True, return_dict=False
-        )
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=generation_prompt, tokenize=True, return_dict=False
+            )
+        except TemplateError as error:
+            raise ModelError(
+                f"the chat template refuses {messages[0].get('role')!r}: {error}",
+                "what cannot be rendered cannot be asked",
+                "mend chat_template.jinja, or use messages that it knows",
+            ) from error
         return tuple(ids)
 
     def _check_template(self) -> None:

@@ -206,9 +206,10 @@ class GRPOLearner:
             return StepReport({"learning_rate": rate}, self._version, applied=False)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        with take_census(self.net, wanted=self.census is None) as census:
+        still_waiting = self.census is None or self.census.moved == 0
+        with take_census(self.net, wanted=still_waiting) as census:
             self.optimiser.step()
-        self.census = self.census or census.result()
+        self.census = census.result() if still_waiting else self.census
         self._version += 1
         self._pushes += rate > 0 and any(s.advantage != 0 for s in moving)
         self._watch_reference(metrics)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
@@ -72,16 +73,16 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str) -> Policy:
             source, dtype=torch_dtype, attn_implementation="sdpa", output_loading_info=True,
             **kwargs, **({} if kwargs else _SAFE),
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise ModelError(
-            f"model {model!r} does not load: {str(error).strip().splitlines()[0]}",
+            f"model {model!r} does not load: {' '.join(str(error).split())[:300]}",
             f"tried {source}",
             "give a folder with config.json, tokenizer.json and safetensors weights, or a hub name you can reach",
         ) from error
+    spec = decoder_spec(net)
     _refuse_invented_weights(model, found)
     _forget_quantisation(net)
     stop_ids = check_special_tokens(model, net, tokenizer)
-    spec = decoder_spec(net)
     net.to(resolve_device(device)).eval()  # eval: dropout while scoring would make the ratio noise
     for parameter in net.parameters():
         parameter.requires_grad_(True)

@@ -81,7 +81,7 @@ class LocalRuntime:
         if len(failed) <= self.max_failures * len(rollouts):
             return
         kinds = sorted({r.failure or "no_verdict" for r in failed})
-        detail = getattr(self.collector.environment, "explain_failures", lambda: "")()
+        detail = self.collector.environment.explain_failures()
         raise RewardError(
             f"{len(failed)} of {len(rollouts)} rollouts in {when} got no verdict ({', '.join(kinds)}); "
             f"max_reward_failures allows {self.max_failures:g}{detail}",

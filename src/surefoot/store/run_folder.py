@@ -191,9 +191,14 @@ def _free_name(root: Path) -> Path:
 
 
 def _already_used(root: Path) -> StateError:
-    holds = "holds a run" if any((root / name).exists() for name in (*FILES, *FOLDERS)) else "is not empty"
+    if not root.is_dir():
+        what = "exists and is a file"
+    elif any((root / name).exists() for name in (*FILES, *FOLDERS)):
+        what = "already holds a run"
+    else:
+        what = "exists and is not empty"
     return StateError(
-        f"{root} already {holds}" if holds == "holds a run" else f"{root} exists and {holds}",
+        f"{root} {what}",
         "two runs in one folder make both unreadable",
         "choose another output_dir, or leave it out for a fresh folder under runs/",
     )

@@ -90,7 +90,7 @@ def test_gym_tasks_can_be_scored_with_what_their_columns_carry(gym: Any) -> None
     assert tasks.scorer == "reasoning_gym"
     assert len(tasks.tasks) == 10
     for task in tasks.tasks:
-        score = gym.get_score_answer_fn(task.columns["dataset_name"])
+        score = gym.get_score_answer_fn(task.columns["reasoning_gym"])
         assert score(task.columns["answer"], task.columns["entry"]) == 1.0
         assert score("no idea", task.columns["entry"]) < 1.0
         json.dumps(dict(task.columns))

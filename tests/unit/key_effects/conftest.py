@@ -32,6 +32,9 @@ class PoolHere:
     def __init__(self, functions: Any) -> None:
         self.functions = functions
 
+    def describe_failures(self) -> dict[str, tuple[int, str]]:
+        return {}
+
     def score(self, jobs: Sequence[RewardJob]) -> list[dict[str, Mark]]:
         rows: list[dict[str, Mark]] = []
         for job in jobs:

@@ -36,6 +36,9 @@ class FakeEnvironment:
     def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout]) -> list[Grade]:
         return [self.rule(r) for r in rollouts]
 
+    def explain_failures(self) -> str:
+        return ""
+
     def close(self) -> None:
         self.closed = True
 

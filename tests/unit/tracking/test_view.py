@@ -165,7 +165,15 @@ def test_without_weights_the_end_says_where_to_look(tmp_path: Path) -> None:
 
 def test_the_batch_arithmetic_multiplies() -> None:
     config = load_config(
-        None, ["max_steps=10", "eval_steps=2", "num_iterations=2", "microbatch_size=64", "target_metric=reward", "target_value=1"]
+        None,
+        [
+            "max_steps=10",
+            "eval_steps=2",
+            "num_iterations=2",
+            "microbatch_size=64",
+            "target_metric=reward",
+            "target_value=1",
+        ],
     ).config
     text = "\n".join(batch_arithmetic(config, train_tasks=800, heldout_tasks=100, parameters=1_095_680))
     assert "32 tasks x 8 generations = 256 rollouts" in text
