@@ -51,7 +51,7 @@ class EngineConfig(_Table):
     """Which engine samples; `embedded` decodes in this process with weights it is handed."""
 
     rows: Int = 0
-    """Rollouts decoded side by side; 0 means tasks_per_step x num_generations, at most 256. Rounded up to a multiple of 16: fixed shapes are what makes a rollout independent of its neighbours."""
+    """Rollouts decoded side by side; 0 means tasks_per_step x num_generations, at most 256. Rounded up to a multiple of 8 (16 where weights cannot be packed): fixed shapes are what makes a rollout independent of its neighbours."""
 
 
 class Config(_Table):

@@ -50,6 +50,12 @@ def test_this_batch_takes_the_shared_path(monkeypatch: pytest.MonkeyPatch) -> No
     scores(tiny_net(), batch())
 
 
+@pytest.fixture(params=[1024, 0], ids=["one row", "two calls"], autouse=True)
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every claim here holds for a group in one row and for the prompt with siblings against it."""
+    monkeypatch.setattr(forward, "PACKED_WIDTH", request.param)
+
+
 def test_shared_and_plain_agree_in_values_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for pays in (0.8, 0.0):
@@ -95,3 +101,17 @@ def test_planted_missing_padding_mask_is_seen() -> None:
     net.get_decoder = lambda: unmasked
     with pytest.raises(AssertionError):
         check_alone(net)
+
+
+def test_planted_mask_that_shows_siblings_to_each_other_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody belongs to the prompt, so everybody is seen by whoever comes later."""
+    real = forward._lay_out
+
+    def blurred(*args: Any) -> Any:
+        layout = real(*args)
+        return layout._replace(owner=torch.zeros_like(layout.owner))
+
+    monkeypatch.setattr(forward, "_lay_out", blurred)
+    monkeypatch.setattr(forward, "PACKED_WIDTH", 1024)
+    with pytest.raises(AssertionError):
+        check_alone(tiny_net())

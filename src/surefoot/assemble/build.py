@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from surefoot.assemble.inputs import Inputs
+from surefoot.assemble.memory import keep_freed_memory
 from surefoot.config import Config
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.envs.reward_pool import RewardPool
@@ -45,6 +46,7 @@ def set_determinism(config: Config) -> None:
     """Threads and kernels: part of the result, so set in one place. Bit-equal repeats are promised on the CPU."""
     torch.set_num_threads(config.threads)
     torch.use_deterministic_algorithms(resolve_device(config.device) == "cpu")
+    keep_freed_memory()
 
 
 def build(config: Config, base: Path, inputs: Inputs, pool: RewardPool) -> Parts:
@@ -65,7 +67,7 @@ def build(config: Config, base: Path, inputs: Inputs, pool: RewardPool) -> Parts
         )
     if config.max_completion_length >= policy.spec.max_positions:
         raise ConfigError(
-            f"max_completion_length = {config.max_completion_length}, the context is {policy.spec.max_positions} tokens",
+            f"max_completion_length = {config.max_completion_length}, the context {policy.spec.max_positions} tokens",
             "every completion would be cut by the context instead of by you",
             "lower max_completion_length",
         )

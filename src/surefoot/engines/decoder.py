@@ -95,7 +95,7 @@ class Decoder:
         kv = self.cache.new_empty(self.spec.layers, 2, self.spec.kv_heads, length, self.spec.head_dim)
         for i, layer in enumerate(self.layers):
             x = layer.prefill(x, cos, sin, kv[i])
-        x = F.rms_norm(x[-1:], (self.spec.hidden,), self.norm, self.spec.norm_eps)
+        x = _rms_norm(x[-1:], self.norm, self.spec.norm_eps)
         return kv, F.linear(x, self.head.weight)[0]
 
     def seat(self, rows: list[int], kv: Tensor) -> None:
@@ -124,7 +124,7 @@ class Decoder:
         where = (self._row_index, positions)
         for i, layer in enumerate(self.layers):
             x = layer.step(x, cos, sin, self.cache[i], bias[:, None, None, :], where, width)
-        x = F.rms_norm(x, (self.spec.hidden,), self.norm, self.spec.norm_eps)
+        x = _rms_norm(x, self.norm, self.spec.norm_eps)
         return self.head(x)
 
 
@@ -169,7 +169,7 @@ class _Layer:
     def prefill(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor) -> Tensor:
         """(P, H) -> (P, H); writes (2, kv_heads, P, D) into `kv`."""
         spec = self.spec
-        y = F.rms_norm(x, (spec.hidden,), self.norm_in, spec.norm_eps)
+        y = _rms_norm(x, self.norm_in, spec.norm_eps)
         q, k, v = (
             F.linear(y, w, b).unflatten(-1, (-1, spec.head_dim)) for w, b in zip(self.qkv, self.qkv_bias, strict=True)
         )  # each (P, heads, D)
@@ -180,7 +180,7 @@ class _Layer:
         keys, values = (t.repeat_interleave(repeat, dim=0).unsqueeze(0) for t in (kv[0], kv[1]))
         mixed = F.scaled_dot_product_attention(q.transpose(0, 1).unsqueeze(0), keys, values, is_causal=True)
         x = x + F.linear(mixed[0].transpose(0, 1).flatten(1), self.out)
-        y = F.rms_norm(x, (spec.hidden,), self.norm_mid, spec.norm_eps)
+        y = _rms_norm(x, self.norm_mid, spec.norm_eps)
         return x + F.linear(F.silu(F.linear(y, self.gate)) * F.linear(y, self.up), self.down)
 
     def step(
@@ -188,7 +188,7 @@ class _Layer:
     ) -> Tensor:
         """(R, H) -> (R, H); writes this token's key and value into `cache` (2, R, kv_heads, W, D)."""
         spec = self.spec
-        y = F.rms_norm(x, (spec.hidden,), self.norm_in, spec.norm_eps)
+        y = _rms_norm(x, self.norm_in, spec.norm_eps)
         qkv = self.packed_qkv(y).unflatten(-1, (-1, spec.head_dim))  # (R, heads + 2 kv_heads, D)
         both = spec.heads + spec.kv_heads
         if self.qk_norm is None:
@@ -202,15 +202,22 @@ class _Layer:
         q = qk[:, : spec.heads].unflatten(1, (spec.kv_heads, -1))
         mixed = F.scaled_dot_product_attention(q, cache[0, :, :, :width], cache[1, :, :, :width], attn_mask=bias)
         x = x + self.packed_out(mixed.flatten(1))
-        y = F.rms_norm(x, (spec.hidden,), self.norm_mid, spec.norm_eps)
+        y = _rms_norm(x, self.norm_mid, spec.norm_eps)
         gate, up = self.packed_gate_up(y).chunk(2, dim=-1)
         return x + self.packed_down(F.silu(gate) * up)
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         if self.qk_norm is None:
             return q, k
-        shape, eps = (self.spec.head_dim,), self.spec.norm_eps
-        return F.rms_norm(q, shape, self.qk_norm[0], eps), F.rms_norm(k, shape, self.qk_norm[1], eps)
+        eps = self.spec.norm_eps
+        return _rms_norm(q, self.qk_norm[0], eps), _rms_norm(k, self.qk_norm[1], eps)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last axis, in float32 inside; half the time of the library's on a few rows."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True).add_(eps))
+    return weight * (wide * scale).to(x.dtype)
 
 
 def _rotary_tables(spec: DecoderSpec, width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

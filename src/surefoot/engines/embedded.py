@@ -22,13 +22,11 @@ import torch
 from torch import Tensor
 
 from surefoot.engines.decoder import Decoder
+from surefoot.engines.linear import row_step
 from surefoot.engines.sampling import draw, draw_siblings, random_stream
 from surefoot.errors import ConfigError, EngineError, NumericsError
 from surefoot.protocols import Completion, DecoderSpec, Request, Weights
 from surefoot.records import LENGTH, STOP
-
-ROW_STEP = 16
-"""Row counts are multiples of this; with fewer than 16 rows the library's kernels depend on the count."""
 
 
 @dataclass(slots=True)
@@ -56,7 +54,7 @@ class EmbeddedEngine:
 
     Args:
         spec: the decoder's numbers.
-        rows: rollouts decoded side by side; rounded up to a multiple of 16.
+        rows: rollouts decoded side by side; rounded up to a multiple of 8 or 16.
         max_width: longest prompt plus completion, in tokens.
         device: where the weights it will be handed live.
     """
@@ -70,7 +68,8 @@ class EmbeddedEngine:
                 "positions beyond the context were never trained",
                 "lower max_completion_length or max_prompt_length",
             )
-        self.rows = -(-rows // ROW_STEP) * ROW_STEP
+        step = row_step(torch.device(device), dtype)
+        self.rows = -(-rows // step) * step
         self.max_width = max_width
         self.decoder = Decoder(spec, rows=self.rows, max_width=max_width, device=device, dtype=dtype)
         self._version: int | None = None

@@ -13,6 +13,17 @@ import torch
 from torch import Tensor
 
 
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build packs weights for a fixed row count."""
+    packs = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
+    return device.type == "cpu" and dtype == torch.float32 and packs
+
+
+def row_step(device: torch.device, dtype: torch.dtype) -> int:
+    """Row counts must be multiples of this for a row's result not to depend on the other rows, bit for bit."""
+    return 8 if can_pack(device, dtype) else 16
+
+
 class FixedRowsLinear:
     """`x @ weight.T + bias` for inputs of exactly (rows, K).
 
@@ -25,15 +36,9 @@ class FixedRowsLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, rows: int) -> None:
         self.weight, self.bias, self.rows = weight, bias, rows
         self.packed = self.transposed = None
-        if weight.device.type != "cpu":
-            return
-        if (
-            weight.dtype == torch.float32
-            and torch.backends.mkl.is_available()
-            and hasattr(torch.ops.mkl, "_mkl_linear")
-        ):
+        if can_pack(weight.device, weight.dtype):
             self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
-        else:
+        elif weight.device.type == "cpu":
             self.transposed = weight.t().contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:

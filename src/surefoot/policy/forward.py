@@ -8,7 +8,7 @@ Axes: B rows, U distinct prompts, P prompt width, T completion width, H hidden, 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,10 @@ LOGITS_BUDGET = 256 * 2**20
 """Bytes of logits above which they are never built whole; below it, one product is faster."""
 
 SHARING_PAYS = 0.8
-"""Share the prompt when that leaves at most this fraction of the tokens; two calls cost more than one."""
+"""Share the prompt when that leaves at most this fraction of the tokens; a plain call is simpler."""
+
+PACKED_WIDTH = 1024
+"""Longest row that a whole group is packed into; beyond it, attention over masked siblings costs more than it saves."""
 
 
 def score_batch(net: Any, batch: Batch, *, temperature: float, with_entropy: bool) -> TokenScores:
@@ -48,9 +51,12 @@ def completion_hidden(net: Any, batch: Batch) -> Tensor:
     prompts, owner = _distinct_prompts(batch)
     rows, width = batch.completion_ids.shape
     shared = len(prompts) * max(map(len, prompts)) + rows * width
-    if shared <= SHARING_PAYS * batch.input_ids.numel() and width > 1:
-        return _shared(net, batch, prompts, owner)
-    return _plain(net, batch)
+    if shared > SHARING_PAYS * batch.input_ids.numel() or width == 1:
+        return _plain(net, batch)
+    layout = _lay_out(batch, prompts, owner)
+    if layout.ids.shape[1] <= PACKED_WIDTH:
+        return _packed(net, layout)
+    return _shared(net, batch, prompts, owner)
 
 
 def _plain(net: Any, batch: Batch) -> Tensor:
@@ -62,6 +68,52 @@ def _plain(net: Any, batch: Batch) -> Tensor:
     where = where.clamp(max=states.shape[1] - 1)  # only padding can reach beyond; the mask drops it
     index = where[..., None].expand(-1, -1, states.shape[-1])
     return torch.gather(states, 1, index)
+
+
+class _Layout(NamedTuple):
+    """Groups laid out as rows: the prompt, then every sibling's completion behind it."""
+
+    ids: Tensor  # (U, W)
+    positions: Tensor  # (U, W) as if each completion stood right behind the prompt
+    owner: Tensor  # (U, W) 0 prompt, i + 1 sibling i, -1 padding
+    where: Tensor  # (B, T) flat index of the state that predicts each completion token
+
+
+def _lay_out(batch: Batch, prompts: list[tuple[int, ...]], owner: Tensor) -> _Layout:
+    completions = batch.completion_ids.tolist()
+    # What comes behind the last trained token predicts nothing that is asked for.
+    lengths = [max((t + 1 for t, on in enumerate(row) if on), default=1) for row in batch.mask.tolist()]
+    rows = [(list(p), list(range(len(p))), [0] * len(p)) for p in prompts]
+    where = torch.zeros(batch.mask.shape, dtype=torch.long)
+    for b, (u, length) in enumerate(zip(owner.tolist(), lengths, strict=True)):
+        ids, positions, owners = rows[u]
+        begin, prompt = len(ids), len(prompts[u])
+        ids += completions[b][: length - 1]
+        positions += range(prompt, prompt + length - 1)
+        owners += [b + 1] * (length - 1)
+        where[b, :length] = torch.tensor([prompt - 1, *range(begin, begin + length - 1)])
+    width = max(len(ids) for ids, _, _ in rows)
+
+    def table(part: int, fill: int) -> Tensor:
+        padded = [[*row[part], *[fill] * (width - len(row[part]))] for row in rows]
+        return torch.tensor(padded, device=batch.mask.device)
+
+    return _Layout(table(0, 0), table(1, 0), table(2, -1), where.to(batch.mask.device) + owner[:, None] * width)
+
+
+def _packed(net: Any, layout: _Layout) -> Tensor:
+    """One call: a token sees the prompt and its own completion before it, never a sibling's."""
+    slots = torch.arange(layout.ids.shape[1], device=layout.ids.device)
+    query, key = layout.owner[:, :, None], layout.owner[:, None, :]
+    before = slots[None, :] <= slots[:, None]
+    # Padding sees itself, so that no row of the softmax is empty.
+    seen = (before & ((key == 0) | (key == query))) | (slots[None, :] == slots[:, None])
+    dtype = next(net.parameters()).dtype
+    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+    states = net.get_decoder()(
+        input_ids=layout.ids, attention_mask=bias[:, None], position_ids=layout.positions, use_cache=False
+    ).last_hidden_state
+    return torch.nn.functional.embedding(layout.where, states.flatten(0, 1))  # (B, T, H)
 
 
 def _shared(net: Any, batch: Batch, prompts: list[tuple[int, ...]], owner: Tensor) -> Tensor:
