@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from surefoot.maths.logprobs import TokenScores, score_tokens, score_tokens_chunked
+from surefoot.maths.logprobs import TokenScores, score_tokens_chunked
 from surefoot.maths.packing import Batch
 
 LOGITS_BUDGET = 256 * 2**20
-"""Bytes of logits above which they are never built whole; below it, one product is faster."""
+"""Bytes of logits that are kept for the backward pass; what is beyond it is computed again, chunk by chunk."""
 
 SHARING_PAYS = 0.8
 """Share the prompt when that leaves at most this fraction of the tokens; a plain call is simpler."""
@@ -36,12 +36,10 @@ def score_batch(net: Any, batch: Batch, *, temperature: float, with_entropy: boo
     hidden = completion_hidden(net, batch)[batch.mask]  # (N, H): padding never reaches the head
     ids = batch.completion_ids[batch.mask]
     head = net.get_output_embeddings()
-    if hidden.shape[0] * head.weight.shape[0] * 4 <= LOGITS_BUDGET:
-        scores = score_tokens(head(hidden), ids, temperature=temperature, with_entropy=with_entropy)
-    else:
-        scores = score_tokens_chunked(
-            hidden, head.weight, ids, bias=head.bias, temperature=temperature, with_entropy=with_entropy
-        )
+    scores = score_tokens_chunked(
+        hidden, head.weight, ids, bias=head.bias, temperature=temperature, with_entropy=with_entropy,
+        keep_bytes=LOGITS_BUDGET,
+    )  # fmt: skip
     entropy = None if scores.entropy is None else _spread(scores.entropy, batch.mask)
     return TokenScores(_spread(scores.logprobs, batch.mask), entropy)
 
