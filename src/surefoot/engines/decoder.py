@@ -214,7 +214,9 @@ class _Layer:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last axis, in float32 inside; half the time of the library's on a few rows."""
+    """Root-mean-square norm over the last axis, float32 inside; on a few CPU rows, half the time of the library's."""
+    if x.device.type != "cpu":
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True).add_(eps))
     return weight * (wide * scale).to(x.dtype)

@@ -29,5 +29,4 @@ def test_a_second_round_of_the_same_allocations_takes_no_fresh_pages() -> None:
             [sys.executable, "-c", PROBE.format(keep=keep)], capture_output=True, text=True, check=True
         )
         counts[keep] = int(done.stdout)
-    assert counts["assert keep_freed_memory()"] < 100
-    assert counts[""] > 10 * counts["assert keep_freed_memory()"], "without it every round pays again"
+    assert counts["assert keep_freed_memory()"] < counts[""] / 4, f"{counts}: without it every round pays again"
