@@ -68,7 +68,13 @@ def test_planted_division_of_logprobs_adds_up_to_something_else() -> None:
 
 
 def test_planted_division_of_logprobs_in_the_learner_stops_step_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "score_tokens", scaled_afterwards)
+    real = forward.score_tokens_chunked
+
+    def divided(*tensors: Any, temperature: float, **options: Any) -> TokenScores:
+        scores = real(*tensors, temperature=1.0, **options)
+        return TokenScores(scores.logprobs / temperature, scores.entropy)
+
+    monkeypatch.setattr(forward, "score_tokens_chunked", divided)
     with pytest.raises(NumericsError, match="temperature"):
         learn(COLD)
 
