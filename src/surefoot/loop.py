@@ -26,6 +26,10 @@ from surefoot.tracking.summary import group_metrics
 Metrics = dict[str, float]
 
 
+class StopRequested(Exception):  # noqa: N818 - not an error: somebody asked
+    """Asked to stop; raised between two steps, so nothing is half done."""
+
+
 @dataclass
 class Hooks:
     """Where the loop's facts go: files, screens, tests."""
@@ -86,7 +90,7 @@ def train(run: Run) -> None:
             if config.save_steps and run.step % config.save_steps == 0:
                 run.hooks.save(run.step)
             if run.hooks.stop():
-                raise KeyboardInterrupt  # between steps: nothing is half done
+                raise StopRequested
     if run.last_eval_step != run.step:
         evaluate(run)
 

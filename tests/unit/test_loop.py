@@ -347,8 +347,12 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Ru
     parts.policy = SimpleNamespace(model=None, tokenizer=None)
     monkeypatch.setattr(module, "_start", lambda *args: parts)
     monkeypatch.setattr(module, "RewardPool", lambda *args, **kwargs: SilentView())
-    monkeypatch.setattr("surefoot.policy.checkpoint.save_checkpoint", lambda *args, **kwargs: None)
     out = tmp_path / "run"
+
+    def save(*args: Any, step: int, **kwargs: Any) -> None:
+        (out / f"checkpoints/step_{step}").mkdir()
+
+    monkeypatch.setattr("surefoot.policy.checkpoint.save_checkpoint", save)
     loaded = load_config(
         None, [f"output_dir={out}", "max_steps=2", "tasks_per_step=2", "num_generations=4", "reward_workers=1"]
     )
@@ -387,3 +391,18 @@ def test_a_run_that_a_full_disk_ended_leaves_a_verdict(tmp_path: Path, monkeypat
     path = session(tmp_path, monkeypatch, spoil)
     assert path.exists(), "the run ended without a verdict"
     assert json.loads(path.read_text())["status"] == "ERROR"
+
+
+@pytest.mark.parametrize("midway", [True, False], ids=["inside a step", "between two steps"])
+def test_only_whole_steps_are_saved_by_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, midway: bool) -> None:
+    """An interrupt inside a step may find half the parameters updated; those must not look like a checkpoint."""
+
+    def spoil(run: Run) -> None:
+        def learn(samples: Any, *, iteration: int = 0) -> StepReport:
+            raise KeyboardInterrupt if midway else loop.StopRequested
+
+        run.learner.learn = learn  # type: ignore[method-assign]
+
+    path = session(tmp_path, monkeypatch, spoil)
+    assert json.loads(path.read_text())["status"] == "INCOMPLETE"
+    assert [p.name for p in (path.parent / "checkpoints").iterdir()] == ([] if midway else ["step_0"])

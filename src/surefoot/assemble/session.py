@@ -139,20 +139,24 @@ def _make_run(loaded: LoadedConfig, parts: Parts, folder: RunFolder, view: View)
 
 def _go(loaded: LoadedConfig, run: Run, folder: RunFolder, view: View) -> Outcome:
     """The loop, and the verdict on however it ended."""
+    from surefoot.loop import StopRequested
     from surefoot.loop import train as run_loop
 
     began = time.perf_counter()
     try:
         with _stop_on_signals(run.hooks):
             run_loop(run)
-    except KeyboardInterrupt as stop:
-        run.hooks.save(run.step)
-        stopped = Judgement(Verdict.INCOMPLETE, (f"stopped on request after step {run.step}",))
+    except (StopRequested, KeyboardInterrupt) as stop:
+        whole = isinstance(stop, StopRequested)  # a second Ctrl-C lands anywhere: the weights may be half stepped
+        if whole:
+            run.hooks.save(run.step)
+        kept = f"weights are in {folder.checkpoint(run.step)}" if whole else "the step under way was not saved"
+        stopped = Judgement(Verdict.INCOMPLETE, (f"stopped on request after step {run.step}; {kept}",))
         _write_verdict(folder, run, stopped, began)
         raise StoppedError(
-            f"stopped after step {run.step} of {run.config.max_steps}; weights are in {folder.checkpoint(run.step)}",
+            f"stopped after step {run.step} of {run.config.max_steps}; {kept}",
             "asked to stop",
-            f"surefoot eval {folder.root}",
+            f"surefoot eval {folder.root}" if whole else "earlier checkpoints, if any, are whole; start again",
         ) from stop
     except Exception as error:
         status = Verdict.FAIL if isinstance(error, InvariantError) else Verdict.ERROR
