@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -50,12 +51,6 @@ def test_this_batch_takes_the_shared_path(monkeypatch: pytest.MonkeyPatch) -> No
     scores(tiny_net(), batch())
 
 
-@pytest.fixture(params=[1024, 0], ids=["one row", "two calls"], autouse=True)
-def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every claim here holds for a group in one row and for the prompt with siblings against it."""
-    monkeypatch.setattr(forward, "PACKED_WIDTH", request.param)
-
-
 def test_shared_and_plain_agree_in_values_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for pays in (0.8, 0.0):
@@ -89,29 +84,43 @@ def test_planted_owner_of_the_first_prompt_for_all_is_seen(monkeypatch: pytest.M
         check_alone(tiny_net())
 
 
-def test_planted_missing_padding_mask_is_seen() -> None:
-    net = tiny_net()
-    decoder = net.get_decoder()
-
-    def unmasked(*args: Any, attention_mask: Tensor | None = None, **keys: Any) -> Any:
-        return decoder(
-            *args, attention_mask=None if attention_mask is None else torch.ones_like(attention_mask), **keys
-        )
-
-    net.get_decoder = lambda: unmasked
-    with pytest.raises(AssertionError):
-        check_alone(net)
-
-
-def test_planted_mask_that_shows_siblings_to_each_other_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody belongs to the prompt, so everybody is seen by whoever comes later."""
-    real = forward._lay_out
-
-    def blurred(*args: Any) -> Any:
-        layout = real(*args)
-        return layout._replace(owner=torch.zeros_like(layout.owner))
-
-    monkeypatch.setattr(forward, "_lay_out", blurred)
-    monkeypatch.setattr(forward, "PACKED_WIDTH", 1024)
+def test_planted_missing_padding_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short prompt's padding holds another prompt's token."""
+    width = len(LONG)
+    plant(monkeypatch, lambda bias: bias[..., :width].zero_())
     with pytest.raises(AssertionError):
         check_alone(tiny_net())
+
+
+def test_planted_mask_that_shows_later_tokens_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    width = len(LONG)
+    plant(monkeypatch, lambda bias: bias[..., width:].zero_())
+    with pytest.raises(AssertionError):
+        check_alone(tiny_net())
+
+
+def test_planted_swap_of_two_siblings_places_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that sits in its sibling's place attends to its sibling's words."""
+    real = forward.seat
+
+    def swapped(*args: Any) -> Any:
+        seating = real(*args)
+        places = seating.completions.clone().unflatten(0, (len(seating.prompt_of), -1))
+        places[[0, 1]] = places[[1, 0]]
+        return seating._replace(completions=places.flatten())
+
+    monkeypatch.setattr(forward, "seat", swapped)
+    with pytest.raises(AssertionError):
+        check_alone(tiny_net())
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
+    """Let `change` edit the bias (B, 1, Q * T, P + T) in place."""
+    real = forward.seat
+
+    def planted(*args: Any) -> Any:
+        seating = real(*args)
+        change(seating.bias)
+        return seating
+
+    monkeypatch.setattr(forward, "seat", planted)

@@ -73,6 +73,7 @@ class Decoder:
                 "a layer that keeps its old weights answers without complaint",
                 "hand over every parameter of the model",
             )
+        self.unload()  # first: packing then finds the memory of the weights that it replaces
         self.embed = weights["model.embed_tokens.weight"].detach()
         self.norm = weights["model.norm.weight"].detach()
         head = self.embed if self.spec.tied_head else weights["lm_head.weight"].detach()
@@ -218,7 +219,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.device.type != "cpu":
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True).add_(eps))
+    scale = (wide * wide).sum(dim=-1, keepdim=True).mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     return weight * (wide * scale).to(x.dtype)
 
 

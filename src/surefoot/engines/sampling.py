@@ -15,6 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+BLOCK = 128
+"""Tokens that are summed as one before a block is chosen; short enough for a float32 sum to be exact to a few ulp."""
+
 
 class Drawn(NamedTuple):
     """Tokens and the log-probability each was drawn with."""
@@ -42,11 +45,9 @@ def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Drawn:
         temperatures: (R,) float32; 0 means the most likely token.
         uniforms: (R,) float64 in [0, 1).
     """
-    scaled, cumulative = _distribution(logits, temperatures)
-    total = cumulative[:, -1]
-    tokens = _invert(cumulative, (uniforms * total)[:, None]).squeeze(1)
-    tokens = torch.where(temperatures == 0, scaled.argmax(dim=-1), tokens)
-    return Drawn(tokens, scaled.gather(1, tokens[:, None]).squeeze(1) - total.log().float())
+    dice = _Distribution(logits, temperatures)
+    tokens = torch.where(temperatures == 0, dice.shifted.argmax(dim=-1), dice.invert(uniforms[:, None]).squeeze(1))
+    return Drawn(tokens, dice.shifted.gather(1, tokens[:, None]).squeeze(1) - dice.log_total)
 
 
 def draw_siblings(logits: Tensor, temperature: float, uniforms: Tensor) -> Drawn:
@@ -56,24 +57,46 @@ def draw_siblings(logits: Tensor, temperature: float, uniforms: Tensor) -> Drawn
         logits: (V,).
         uniforms: (G,) float64 in [0, 1), one per sibling.
     """
-    scaled, cumulative = _distribution(logits[None], torch.tensor([temperature], device=logits.device))
-    total = cumulative[:, -1]
+    dice = _Distribution(logits[None], torch.tensor([temperature], device=logits.device))
     if temperature == 0:
-        tokens = scaled.argmax(dim=-1).expand(len(uniforms))
+        tokens = dice.shifted.argmax(dim=-1).expand(len(uniforms))
     else:
-        tokens = _invert(cumulative, (uniforms * total)[None]).squeeze(0)
-    return Drawn(tokens, scaled[0, tokens] - total.log().float())
+        tokens = dice.invert(uniforms[None]).squeeze(0)
+    return Drawn(tokens, dice.shifted[0, tokens] - dice.log_total)
 
 
-def _distribution(logits: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """Shifted logits (R, V) and the running sum of their exponentials (R, V)."""
-    scaled = logits.float() / torch.where(temperatures == 0, 1.0, temperatures)[:, None]
-    scaled -= scaled.amax(dim=-1, keepdim=True)
-    # float64: over a large vocabulary a float32 running sum would shift the tail's probabilities.
-    wide = torch.float32 if logits.device.type == "mps" else torch.float64
-    return scaled, scaled.exp().cumsum(dim=-1, dtype=wide)
+class _Distribution:
+    """The cumulative distribution of each row in two levels: whole blocks of the vocabulary, then one block's tokens.
+
+    Only the chosen block is summed token by token: a running sum over the whole vocabulary, in the float64 that it
+    needs (in float32 it would shift the tail's probabilities), costs more than the rest of the draw.
+    """
+
+    def __init__(self, logits: Tensor, temperatures: Tensor) -> None:
+        self.wide = torch.float32 if logits.device.type == "mps" else torch.float64
+        shifted = logits.float() / torch.where(temperatures == 0, 1.0, temperatures)[:, None]
+        self.shifted = shifted.sub_(shifted.amax(dim=-1, keepdim=True))  # (R, V)
+        short = -shifted.shape[-1] % BLOCK
+        whole = torch.nn.functional.pad(shifted, (0, short), value=-torch.inf) if short else shifted
+        self.parts = whole.exp().unflatten(-1, (-1, BLOCK))  # (R, blocks, BLOCK)
+        self.sums = self.parts.sum(dim=-1).to(self.wide)  # (R, blocks)
+        self.running = self.sums.cumsum(dim=-1)
+        self.log_total = self.running[:, -1].log().float()  # (R,)
+
+    def invert(self, uniforms: Tensor) -> Tensor:
+        """(R, G) numbers in [0, 1) -> (R, G) tokens."""
+        targets = uniforms.to(self.wide) * self.running[:, -1:]
+        block = _first_above(self.running, targets)
+        rest = targets - (self.running.gather(1, block) - self.sums.gather(1, block))
+        rows = torch.arange(len(block), device=block.device)[:, None]
+        inner = self.parts[rows, block].to(self.wide).cumsum(dim=-1)  # (R, G, BLOCK)
+        # The block was summed in another order: what is left may lie a rounding error outside of it.
+        below = inner[..., -1] * (1 - torch.finfo(self.wide).eps)
+        rest = torch.minimum(rest.clamp(min=0), below)
+        tokens = block * BLOCK + _first_above(inner, rest[..., None]).squeeze(-1)
+        return tokens.clamp_(max=self.shifted.shape[-1] - 1)  # only NaN gets here; its logprob will tell
 
 
-def _invert(cumulative: Tensor, targets: Tensor) -> Tensor:
+def _first_above(running: Tensor, targets: Tensor) -> Tensor:
     """First entry strictly above each target: it has positive width, so a zero-probability token is never drawn."""
-    return torch.searchsorted(cumulative, targets.to(cumulative.dtype), right=True).clamp_(max=cumulative.shape[-1] - 1)
+    return torch.searchsorted(running, targets, right=True).clamp_(max=running.shape[-1] - 1)

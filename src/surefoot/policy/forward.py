@@ -3,6 +3,8 @@
 Siblings share their prompt. Running it once and letting every sibling attend to it costs
 U*P + B*T tokens instead of B*(P + T); gradients flow into the shared prompt from all of them.
 
+Read next: `sibling_attention.py`, who sees whom.
+
 Axes: B rows, U distinct prompts, P prompt width, T completion width, H hidden, V vocabulary.
 """
 
@@ -12,19 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from surefoot.maths.logprobs import TokenScores, score_tokens_chunked
 from surefoot.maths.packing import Batch
+from surefoot.policy.sibling_attention import seat, sibling_attention
 
 LOGITS_BUDGET = 256 * 2**20
 """Bytes of logits that are kept for the backward pass; what is beyond it is computed again, chunk by chunk."""
 
 SHARING_PAYS = 0.8
 """Share the prompt when that leaves at most this fraction of the tokens; a plain call is simpler."""
-
-PACKED_WIDTH = 1024
-"""Longest row that a whole group is packed into; beyond it, attention over masked siblings costs more than it saves."""
 
 
 def score_batch(net: Any, batch: Batch, *, temperature: float, with_entropy: bool) -> TokenScores:
@@ -51,10 +50,7 @@ def completion_hidden(net: Any, batch: Batch) -> Tensor:
     shared = len(prompts) * max(map(len, prompts)) + rows * width
     if shared > SHARING_PAYS * batch.input_ids.numel() or width == 1:
         return _plain(net, batch)
-    layout = _lay_out(batch, prompts, owner)
-    if layout.ids.shape[1] <= PACKED_WIDTH:
-        return _packed(net, layout)
-    return _shared(net, batch, prompts, owner)
+    return _shared(net, _lay_out(batch, prompts, owner), prompts, owner)
 
 
 def _plain(net: Any, batch: Batch) -> Tensor:
@@ -69,74 +65,45 @@ def _plain(net: Any, batch: Batch) -> Tensor:
 
 
 class _Layout(NamedTuple):
-    """Groups laid out as rows: the prompt, then every sibling's completion behind it."""
+    """The batch as one row without padding: every prompt, then every completion but its last token."""
 
-    ids: Tensor  # (U, W)
-    positions: Tensor  # (U, W) as if each completion stood right behind the prompt
-    owner: Tensor  # (U, W) 0 prompt, i + 1 sibling i, -1 padding
-    where: Tensor  # (B, T) flat index of the state that predicts each completion token
+    ids: Tensor  # (1, N)
+    positions: Tensor  # (1, N) as if each completion stood right behind its prompt
+    lengths: list[int]  # B, tokens of each completion that are in the row
+    where: Tensor  # (B, T) index of the state that predicts each completion token
 
 
 def _lay_out(batch: Batch, prompts: list[tuple[int, ...]], owner: Tensor) -> _Layout:
-    completions = batch.completion_ids.tolist()
-    # What comes behind the last trained token predicts nothing that is asked for.
-    lengths = [max((t + 1 for t, on in enumerate(row) if on), default=1) for row in batch.mask.tolist()]
-    rows = [(list(p), list(range(len(p))), [0] * len(p)) for p in prompts]
+    ids = [token for prompt in prompts for token in prompt]
+    positions = [place for prompt in prompts for place in range(len(prompt))]
+    ends = torch.tensor([len(p) for p in prompts]).cumsum(0) - 1  # where each prompt's last token stands
+    lengths: list[int] = []
     where = torch.zeros(batch.mask.shape, dtype=torch.long)
-    for b, (u, length) in enumerate(zip(owner.tolist(), lengths, strict=True)):
-        ids, positions, owners = rows[u]
-        begin, prompt = len(ids), len(prompts[u])
-        ids += completions[b][: length - 1]
-        positions += range(prompt, prompt + length - 1)
-        owners += [b + 1] * (length - 1)
-        where[b, :length] = torch.tensor([prompt - 1, *range(begin, begin + length - 1)])
-    width = max(len(ids) for ids, _, _ in rows)
-
-    def table(part: int, fill: int) -> Tensor:
-        padded = [[*row[part], *[fill] * (width - len(row[part]))] for row in rows]
-        return torch.tensor(padded, device=batch.mask.device)
-
-    return _Layout(table(0, 0), table(1, 0), table(2, -1), where.to(batch.mask.device) + owner[:, None] * width)
+    rows = zip(owner.tolist(), batch.completion_ids.tolist(), batch.mask.tolist(), strict=True)
+    for b, (u, completion, mask) in enumerate(rows):
+        # What comes behind the last trained token predicts nothing that is asked for.
+        length = max((t + 1 for t, on in enumerate(mask) if on), default=1)
+        where[b, :length] = torch.tensor([int(ends[u]), *range(len(ids), len(ids) + length - 1)])
+        ids += completion[: length - 1]
+        positions += range(len(prompts[u]), len(prompts[u]) + length - 1)
+        lengths.append(length - 1)
+    device = batch.mask.device
+    return _Layout(
+        torch.tensor([ids], device=device), torch.tensor([positions], device=device), lengths, where.to(device)
+    )
 
 
-def _packed(net: Any, layout: _Layout) -> Tensor:
-    """One call: a token sees the prompt and its own completion before it, never a sibling's."""
-    slots = torch.arange(layout.ids.shape[1], device=layout.ids.device)
-    query, key = layout.owner[:, :, None], layout.owner[:, None, :]
-    before = slots[None, :] <= slots[:, None]
-    # Padding sees itself, so that no row of the softmax is empty.
-    seen = (before & ((key == 0) | (key == query))) | (slots[None, :] == slots[:, None])
+def _shared(net: Any, layout: _Layout, prompts: list[tuple[int, ...]], owner: Tensor) -> Tensor:
+    """One call: a token sees its prompt and its own completion before it, never a sibling's."""
+    decoder = net.get_decoder()
+    queries = decoder.config.num_attention_heads // decoder.config.num_key_value_heads
     dtype = next(net.parameters()).dtype
-    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
-    states = net.get_decoder()(
-        input_ids=layout.ids, attention_mask=bias[:, None], position_ids=layout.positions, use_cache=False
-    ).last_hidden_state
-    return torch.nn.functional.embedding(layout.where, states.flatten(0, 1))  # (B, T, H)
-
-
-def _shared(net: Any, batch: Batch, prompts: list[tuple[int, ...]], owner: Tensor) -> Tensor:
-    """The prompts once, then every completion against the keys and values of its own prompt."""
-    device = batch.input_ids.device
-    lens = torch.tensor([len(p) for p in prompts], device=device)
-    width = int(lens.max())
-    padded = torch.zeros(len(prompts), width, dtype=torch.long, device=device)
-    for i, prompt in enumerate(prompts):
-        padded[i, : len(prompt)] = torch.tensor(prompt, device=device)
-    real = torch.arange(width, device=device) < lens[:, None]  # (U, P)
-    first = net.get_decoder()(input_ids=padded, past_key_values=DynamicCache(), use_cache=True)
-    last = first.last_hidden_state[torch.arange(len(prompts), device=device), lens - 1]  # (U, H)
-    cache = DynamicCache()
-    for i, layer in enumerate(first.past_key_values.layers):
-        cache.update(layer.keys[owner], layer.values[owner], i)  # (B, kv_heads, P, D)
-    inputs = batch.completion_ids[:, :-1]
-    steps = torch.arange(inputs.shape[1], device=device)
-    # Only the padding between a short prompt and its completion must be hidden; the rest is causal.
-    mask = torch.cat([real[owner], torch.ones_like(inputs, dtype=torch.bool)], dim=1).long()
-    rest = net.get_decoder()(
-        input_ids=inputs, attention_mask=mask, position_ids=batch.prompt_lens[:, None] + steps,
-        past_key_values=cache, use_cache=True,
-    ).last_hidden_state  # fmt: skip
-    return torch.cat([last[owner][:, None], rest], dim=1)
+    seating = seat([len(p) for p in prompts], layout.lengths, owner, queries, dtype)
+    with sibling_attention(decoder):
+        states = decoder(
+            input_ids=layout.ids, position_ids=layout.positions, use_cache=False, seating=seating
+        ).last_hidden_state
+    return torch.nn.functional.embedding(layout.where, states[0])  # (B, T, H)
 
 
 def _distinct_prompts(batch: Batch) -> tuple[list[tuple[int, ...]], Tensor]:

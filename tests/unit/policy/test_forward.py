@@ -82,19 +82,17 @@ def test_scores_are_those_of_one_forward_per_row_without_padding(
         assert not scores[row, length:].any()
 
 
-@pytest.mark.parametrize("width", [1024, 0], ids=["one row", "two calls"])
 def test_a_shared_prompt_gives_the_values_and_gradients_of_a_repeated_one(
-    width: int, architecture: str, make_net: Any, monkeypatch: pytest.MonkeyPatch
+    architecture: str, make_net: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, batch = make_net(architecture), packed()
     sharing(monkeypatch, True)
-    monkeypatch.setattr(forward, "PACKED_WIDTH", width)
     shared = score(net, batch)
     sharing(monkeypatch, False)
     compare(net, shared, score(net, batch), batch)
 
 
-def test_a_prompt_is_run_once_for_all_its_siblings(make_net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_is_run_once_for_all_its_siblings(make_net: Any) -> None:
     net = make_net()
     seen: list[tuple[int, ...]] = []
     net.get_decoder().register_forward_pre_hook(
@@ -103,10 +101,6 @@ def test_a_prompt_is_run_once_for_all_its_siblings(make_net: Any, monkeypatch: p
     batch = make_batch([sample("long", i, 5) for i in range(8)], pad_token_id=0)[0]
     score(net, batch)
     assert seen == [(1, 33 + 8 * 4)], "a group with a long prompt is one row: the prompt, then its siblings"
-    seen.clear()
-    monkeypatch.setattr(forward, "PACKED_WIDTH", 64)
-    score(net, batch)
-    assert seen == [(1, 33), (8, 4)], "too wide for one row: the prompt, then the siblings against it"
     seen.clear()
     score(net, make_batch([sample("short", i, 9) for i in range(2)], pad_token_id=0)[0])
     assert seen == [(2, 12)], "two siblings with a short prompt are not"
