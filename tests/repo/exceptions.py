@@ -19,9 +19,21 @@ BANNED_CALLS = {
 }
 
 PATH_EDITS = {
+    "src/surefoot/harness/affected/child/sitecustomize.py": "steps aside so that the user's own sitecustomize is found",
     "src/surefoot/envs/grading.py": "a reward file may import a helper that lies beside it; appended, so it shadows nothing",
+}
+
+SWALLOWED_IMPORTS = {
+    "src/surefoot/harness/groups.py": "the question is whether a module is installed; no is an answer",
+    "src/surefoot/harness/worker_coverage_child.py": "runs inside a stranger's process: without coverage it leaves a note and steps aside",
 }
 
 PRIVATE_PATHS = {
     "tests/unit/test_pebble.py": "looks for such paths in the model folder",
+}
+
+DOC_BLOCKS = {
+    # "document:language:first command": "why no test executes this block"
+    "README.md:sh:make train": "installs from an index and trains for minutes; continuous integration runs both commands",
+    "CONTRIBUTING.md:sh:make check": "runs the whole suite, this test included; continuous integration runs it",
 }

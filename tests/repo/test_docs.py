@@ -1,77 +1,39 @@
-"""The documentation runs: python blocks execute, toml blocks parse, files and links that are named exist."""
+"""The documentation runs: every block executes or parses, files and links that are named exist."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from doc_blocks import Block, blocks, commands, malformed, run_blocks, unused_files
+from exceptions import DOC_BLOCKS
 from list_files import rewritten
-from repo_tree import DOCS, PACKAGE, ROOT, python_files, relative, run_python
+from repo_tree import DOCS, PACKAGE, ROOT, python_files, relative
 
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
-FILE_LINE = re.compile(r"^(?:#|//) ([\w./-]+\.\w+)$")
-RUNNER = """
-import pathlib, sys
-namespace = {"__name__": "__main__"}
-for name in sys.argv[1:]:
-    source = pathlib.Path(name).read_text(encoding="utf-8")
-    line = int(pathlib.Path(name).stem)
-    exec(compile("\\n" * line + source, DOCUMENT, "exec"), namespace)
-"""
+PAGES = [*DOCS, ROOT / "CONTRIBUTING.md", ROOT / "tests" / "README.md"]
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced block: its language, the line of its opening fence, its text."""
-
-    language: str
-    line: int
-    text: str
-
-    @property
-    def file(self) -> str | None:
-        """A block whose first line is a comment with nothing but a file name is that file."""
-        match = FILE_LINE.match(self.text.split("\n", 1)[0])
-        return match[1] if match else None
-
-
-def blocks(text: str) -> Iterator[Block]:
-    for match in FENCE.finditer(text):
-        yield Block(match[1], text.count("\n", 0, match.start()) + 1, match[2])
-
-
-def run_blocks(document: str, text: str, folder: Path) -> str:
-    """Run the python blocks of one document in order, in one interpreter and one folder. Returns what went wrong."""
-    found = list(blocks(text))
-    for block in found:
-        if block.file:
-            (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / block.file).write_text(block.text, encoding="utf-8")
-    names = []
-    (folder / "_blocks").mkdir()
-    for block in found:
-        if block.language == "python":
-            names.append(f"_blocks/{block.line}.py")
-            (folder / names[-1]).write_text(block.text, encoding="utf-8")
-    if not names:
-        return ""
-    script = folder / "_blocks" / "run_all.py"
-    script.write_text(RUNNER.replace("DOCUMENT", repr(document)), encoding="utf-8")
-    result = run_python("-W", "error", str(script), *names, cwd=folder, timeout=300)
-    return "" if result.returncode == 0 else result.stdout[-2000:] + result.stderr[-4000:]
-
-
-@pytest.mark.parametrize("path", DOCS, ids=relative)
-def test_python_blocks_execute(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_every_block_executes(path: Path, tmp_path: Path) -> None:
     assert run_blocks(relative(path), path.read_text(encoding="utf-8"), tmp_path) == ""
 
 
-@pytest.mark.parametrize("path", DOCS, ids=relative)
-def test_toml_blocks_parse_and_run_configs_are_valid(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_every_block_has_a_kind_and_parses(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert malformed(relative(path), text) + unused_files(relative(path), text) == []
+
+
+def test_every_exception_is_still_needed_and_has_a_reason() -> None:
+    keys = {block.key(relative(path)) for path in PAGES for block in blocks(path.read_text(encoding="utf-8"))}
+    assert sorted(set(DOC_BLOCKS) - keys) == [], "no such block any more"
+    assert all(len(reason.split()) >= 4 for reason in DOC_BLOCKS.values())
+
+
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_toml_blocks_that_are_run_configs_are_valid(path: Path, tmp_path: Path) -> None:
     for block in blocks(path.read_text(encoding="utf-8")):
         if block.language == "toml" and {"model", "tasks"} <= tomllib.loads(block.text).keys():
             from surefoot.config_load import load_config
@@ -81,7 +43,7 @@ def test_toml_blocks_parse_and_run_configs_are_valid(path: Path, tmp_path: Path)
             load_config(file)
 
 
-@pytest.mark.parametrize("path", DOCS, ids=relative)
+@pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_relative_links_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8"))
     local = [target for target in targets if "://" not in target and not target.startswith("mailto:")]
@@ -110,15 +72,62 @@ def test_planted_file_without_a_line_on_the_map_is_seen(tmp_path: Path) -> None:
         ("```python\nassert 1 == 2, 'sums are wrong'\n```\n", "sums are wrong"),
         ("```python\nimport surefoot.no_such_module\n```\n", "no_such_module"),
         ("```python\nx = 1\n```\nthen\n```python\nprint(y)\n```\n", "guide.md"),
+        ("```sh\ntrue\nfalse\n```\n", "guide.md:5: exit 1"),
+        ("```sh\nfalse; true  # a failure in the middle of a line\n```\n", "guide.md:4: exit 1"),
+        ("```sh\nfalse | cat\n```\n", "guide.md:4: exit 1"),
+        ("```sh\ntrue  # exits 1\n```\n", "exits 0, not 1"),
+        ("```sh\n(exit 3)  # exits 1\n```\n", "exits 3, not 1"),
+        ("```sh\necho $NO_SUCH_NAME\n```\n", "NO_SUCH_NAME"),
+        ("```sh\necho 'never closed\n```\n", "the sh block at line 3 failed"),
+        ("```sh\nsurefoot no-such-command\n```\n", "guide.md:4: exit 2"),
     ],
 )
 def test_planted_broken_block_is_seen(tmp_path: Path, block: str, complaint: str) -> None:
     assert complaint in run_blocks("guide.md", "# Guide\n\n" + block, tmp_path)
 
 
-def test_blocks_share_names_and_named_files(tmp_path: Path) -> None:
+def test_blocks_share_names_files_and_order(tmp_path: Path) -> None:
     text = (
         "```text\n# data/note.txt\nhello\n```\n```python\nx = open('data/note.txt').read()\n```\n"
-        "```python\nassert 'hello' in x, x\n```\n"
+        '```sh\ntest ! -e made\necho "$(cat data/note.txt) again" > made\n```\n'
+        "```python\nassert x == 'hello\\n', x\nassert open('made').read() == 'hello again\\n', 'order'\n```\n"
     )
     assert run_blocks("guide.md", text, tmp_path) == ""
+
+
+def test_expected_exits_and_long_commands_are_understood(tmp_path: Path) -> None:
+    text = (
+        "```sh\nfalse  # exits 1\npython -c 'import sys\nsys.exit(3)'  # exits 3\n"
+        "cat > \"a file.py\" <<'END'\nimport sys  # exits 9 is text here\nprint(sys.argv[1])\nEND\n"
+        "python 'a file.py' \\\n  'two  words' > out\nfor i in 1 2; do\n  echo $i\ndone >> out\n"
+        "surefoot version && git init -q here && git -C here commit -q --allow-empty -m x\n```\n"
+        "```python\nassert open('out').read() == 'two  words\\n1\\n2\\n', 'the output'\n```\n"
+    )
+    assert run_blocks("guide.md", text, tmp_path) == ""
+
+
+def test_a_here_document_is_one_command() -> None:
+    block = Block("sh", 10, "cat <<END\n$(echo # exits 1\nEND\ntrue\n")
+    assert [line for line, _ in commands(block)] == [11, 14]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("```\nx\n```\n", "'' is not one of"),
+        ("```console\n$ ls\n```\n", "'console' is not one of"),
+        ("```toml\nx = \n```\n", "guide.md:1"),
+        ("```json\n{,}\n```\n", "guide.md:1"),
+        ("```yaml\na: [\n```\n", "guide.md:1"),
+        ("```python\n# tool.py\ndef\n```\n```sh\npython tool.py\n```\n", "guide.md:1"),
+    ],
+)
+def test_planted_malformed_block_is_seen(text: str, complaint: str) -> None:
+    (finding,) = malformed("guide.md", text)
+    assert complaint in finding
+
+
+def test_planted_file_that_no_block_uses_is_seen() -> None:
+    text = "```python\n# tool.py\nprint(1)\n```\n"
+    assert unused_files("guide.md", text) == ["guide.md:1: no block uses tool.py"]
+    assert unused_files("guide.md", text + "```sh\npython tool.py\n```\n") == []

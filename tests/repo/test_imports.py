@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from exceptions import PATH_EDITS
+from exceptions import PATH_EDITS, SWALLOWED_IMPORTS
 from repo_tree import PACKAGE, SRC, Source, modules, parse, run_python, sources
 
 IMPORT_EACH = """
@@ -25,6 +25,7 @@ for name in sys.argv[1:]:
 print("\\n".join(failed))
 sys.exit(bool(failed))
 """
+CHANGES = {"insert", "append", "extend", "remove", "pop", "clear", "reverse", "sort"}
 OPTIONAL_HOMES = ("ray_runtime", "vllm_engine", "trl_bridge", "mcp_client")  # need an extra; their tests import them
 
 
@@ -47,8 +48,16 @@ def placeholders(source: Source) -> Iterator[str]:
 
 
 def path_edits(source: Source) -> Iterator[str]:
+    """Where sys.path is changed; reading it is nobody's business."""
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Attribute) and node.attr == "path" and ast.unparse(node) == "sys.path":
+        changed: list[ast.expr] = []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            changed = [node.func.value]
+        elif isinstance(node, ast.Assign):
+            changed = [target.value if isinstance(target, ast.Subscript) else target for target in node.targets]
+        elif isinstance(node, ast.AugAssign):
+            changed = [node.target]
+        if any(ast.unparse(expression) == "sys.path" for expression in changed):
             yield f"{source.name}:{node.lineno}: sys.path is touched"
 
 
@@ -57,7 +66,8 @@ def test_every_module_imports() -> None:
 
 
 def test_no_failed_import_is_swallowed() -> None:
-    assert [finding for source in sources(PACKAGE) for finding in placeholders(source)] == []
+    swallowing = {source.name for source in sources(PACKAGE) if list(placeholders(source))}
+    assert swallowing == set(SWALLOWED_IMPORTS), "no more and no less than the exceptions"
 
 
 def test_sys_path_is_left_alone() -> None:

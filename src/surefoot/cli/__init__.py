@@ -15,7 +15,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from surefoot.cli import commands
+from surefoot.cli import bisect, check, commands, runner, suite, trend
 from surefoot.cli.exits import guarded
 
 app = typer.Typer(
@@ -78,6 +78,10 @@ def config(
 def version() -> None:
     """Print the version."""
     sys.exit(guarded(commands.version))
+
+
+for _part in (check, trend, bisect, suite, runner):
+    _part.add_to(app)
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""The recorder, importable without surefoot: standard library only, relative imports only."""

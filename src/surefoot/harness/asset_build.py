@@ -1,0 +1,168 @@
+"""Builds one asset: beside its place, checked, renamed when whole.
+
+Promises   killed at any moment it leaves the old asset or none, never a part; the next build clears what was left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+from surefoot.errors import StateError, SurefootError
+from surefoot.harness.assets import COMPLETE, MANIFEST, Asset, State, examine, hashed_files, recipe_hash
+from surefoot.harness.files import write_json
+from surefoot.harness.scrub import scrub
+
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PIP_NO_INDEX": "1"}
+
+
+def build_all(
+    assets: Mapping[str, Asset], *, offline: bool = False, force: bool = False
+) -> Iterator[tuple[Asset, State | SurefootError]]:
+    """Build each asset; one that fails is reported and does not keep the others from being built."""
+    with _stoppable():
+        for asset in assets.values():
+            try:
+                outcome: State | SurefootError = build(asset, offline=offline, force=force)
+            except SurefootError as error:
+                outcome = error
+            yield asset, outcome
+
+
+def build(asset: Asset, *, offline: bool = False, force: bool = False) -> State:
+    """Make `asset` complete; nothing happens when it already is.
+
+    Args:
+        offline: refuse an asset that needs the network, and tell the command's usual libraries to stay offline.
+        force: build again even when it is complete.
+    """
+    with _locked(asset):
+        state = examine(asset)
+        if state.status == COMPLETE and not force:
+            return state
+        if asset.network and offline:
+            raise StateError(
+                f"asset {asset.name} is {state.status} and building it needs the network",
+                "--offline was given",
+                f"run once with a network: {asset.build_command}",
+            )
+        for leftover in _leftovers(asset):
+            shutil.rmtree(leftover)
+        recipe = recipe_hash(asset)
+        place = Path(tempfile.mkdtemp(dir=asset.folder.parent, prefix=f".{asset.name}.building."))
+        try:
+            _run(asset, place, offline)
+            _seal(asset, place, recipe)
+            _swap(asset, place)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        return examine(asset)
+
+
+def _run(asset: Asset, place: Path, offline: bool) -> None:
+    """The asset's command, in a process group of its own, so that nothing of it survives us being stopped."""
+    words = [word.replace("{out}", os.fspath(place)) for word in asset.command]
+    if words[0] in ("python", "python3"):
+        words[0] = sys.executable  # the interpreter that has the project's packages
+    environment = {**os.environ, **(_OFFLINE if offline else {})}
+    try:
+        child = subprocess.Popen(
+            words, cwd=asset.root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="backslashreplace", start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise _failed(asset, f"its command cannot be started: {error.strerror}: {words[0]}") from error
+    try:
+        said, _ = child.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    if child.returncode:
+        tail = "\n".join(scrub(said).splitlines()[-20:])
+        raise _failed(asset, f"its command ended with {child.returncode}" + (f"; it said:\n{tail}" if tail else ""))
+
+
+def _seal(asset: Asset, place: Path, recipe: str) -> None:
+    """Every file on disk, then the manifest: a folder that has one is whole."""
+    files = dict(hashed_files(place))
+    if not files:
+        raise _failed(asset, "its command ended well but wrote nothing to {out}")
+    if recipe_hash(asset) != recipe:
+        raise _failed(asset, "its inputs changed while it was being built")
+    for name in files:
+        _sync(place / name)
+    write_json(place / MANIFEST, {"format": 1, "asset": asset.name, "recipe": recipe, "files": files})
+
+
+def _swap(asset: Asset, place: Path) -> None:
+    old = None
+    if asset.folder.exists():
+        old = Path(tempfile.mkdtemp(dir=asset.folder.parent, prefix=f".{asset.name}.building.")) / "old"
+        os.rename(asset.folder, old)
+    place.chmod(0o755)  # mkdtemp makes it private; an asset is as readable as the checkout
+    os.rename(place, asset.folder)
+    _sync(asset.folder.parent)
+    if old is not None:
+        shutil.rmtree(old.parent)
+
+
+def _leftovers(asset: Asset) -> list[Path]:
+    return sorted(asset.folder.parent.glob(f".{asset.name}.building.*"))
+
+
+@contextlib.contextmanager
+def _locked(asset: Asset) -> Iterator[None]:
+    """One builder at a time; the lock goes with the process that holds it."""
+    asset.folder.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(asset.folder.parent / f".{asset.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM stops us as Ctrl-C does: the command is ended and its half-built folder removed."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class AssetBuildError(StateError):
+    """An asset's own command did not do its work."""
+
+    exit_code = 1
+
+
+def _failed(asset: Asset, what: str) -> AssetBuildError:
+    return AssetBuildError(
+        f"asset {asset.name} was not built: {what}",
+        "tests that need it will be skipped",
+        f"correct its command and inputs, then: {asset.build_command}",
+    )

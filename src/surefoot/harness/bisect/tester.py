@@ -1,0 +1,210 @@
+"""Run the command at a commit, and say what its exit code means.
+
+    0            good
+    1 .. 124     bad
+    125          cannot tell
+    126, 127     cannot tell: the command could not be started, which says nothing about the commit
+    128 and up   abort: something killed it, and the next commit would be killed too
+
+The command `surefoot ...` is bad only when it says so (1, 78, 79); its other codes are "cannot tell".
+
+Also "cannot tell": a file that the command names is missing there, the commit or a submodule of it cannot be checked
+out, its environment cannot be built, or it exits with 2 while EXTRA_SCRIPT_ARGS is set (the script rejects them).
+
+Never      turns a failure of the surroundings into a bad commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from surefoot.errors import StateError
+from surefoot.harness.bisect import overrides
+from surefoot.harness.bisect.environment import BuildError, Environments
+from surefoot.harness.bisect.evidence import Evidence, Visit
+from surefoot.harness.bisect.measure import Measure, NoValueError
+from surefoot.harness.bisect.options import Options
+from surefoot.harness.bisect.repository import Repository
+from surefoot.harness.bisect.session import BAD, GOOD, SKIP
+from surefoot.harness.bisect.signals import Stop
+from surefoot.harness.git import GitError
+
+CANNOT_TELL = 125
+_NO_VERDICT = frozenset({2, 3, 4, 5, 70, 74, 75, 76, 77})
+"""Exit codes of our own commands that say "could not judge": usage, state, input, a bug, the disk, a stop, a stall."""
+
+
+class AbortError(StateError):
+    """The command was killed; going on would only kill it again."""
+
+
+class SkipError(Exception):
+    """This commit cannot be judged, for the reason in the message."""
+
+
+def classify(code: int, options: Options) -> tuple[str, str]:
+    """What an exit code says about the commit, and why. A code that means abort is an `AbortError`."""
+    if code < 0 or code >= 128:
+        what = f"signal {-code}" if code < 0 else f"exit {code}"
+        raise AbortError(
+            f"the command was aborted ({what})",
+            "128 and above say that something killed it, not that the commit is bad",
+            "remove the cause, then resume with the line printed below",
+        )
+    if code == CANNOT_TELL or code in options.skip_codes:
+        return SKIP, f"exit {code}: the command cannot tell"
+    if code in (126, 127):
+        return SKIP, f"exit {code}: the command could not be started"
+    if code == 2 and options.extra_args:
+        return SKIP, "exit 2: the script rejects EXTRA_SCRIPT_ARGS"
+    if code in _NO_VERDICT and overrides.is_surefoot(options.command):
+        return SKIP, f"exit {code}: surefoot gave no verdict"
+    return (GOOD, "exit 0") if code == 0 else (BAD, f"exit {code}")
+
+
+@dataclass
+class Tester:
+    """Everything needed to test one commit after another."""
+
+    repository: Repository
+    options: Options
+    stop: Stop
+    evidence: Evidence
+    files: list[str]
+    """Files that the command names; a commit without one of them cannot be judged."""
+    measure: Measure | None = None
+    here: str | None = None
+    earlier: dict[str, int] = field(default_factory=dict)
+    """Samples of a commit that a replayed log holds: numbers and seeds go on from there."""
+    _variables: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        self._own_cache = self.options.venv_cache is None and bool(self.options.rebuild)
+        cache = self.options.venv_cache or Path(tempfile.gettempdir())
+        if self._own_cache:
+            cache = Path(tempfile.mkdtemp(prefix="surefoot-venvs-"))
+        self.environments = Environments(self.options.rebuild, cache, self._call)
+
+    def close(self) -> None:
+        """Remove environments that nobody asked to keep."""
+        if self._own_cache:
+            shutil.rmtree(self.environments.cache, ignore_errors=True)
+
+    def missing(self, commit: str) -> str | None:
+        """A file that the command names and the commit does not have."""
+        return next((name for name in self.files if not self.repository.has_file(commit, name)), None)
+
+    def test(self, commit: str) -> Visit:
+        """Judge one commit by its exit code, by vote when `--repeat` asks for it."""
+        visit = self.visit(commit)
+        try:
+            visit.answer, visit.reason = self._vote(visit)
+        except SkipError as error:
+            visit.answer, visit.reason = SKIP, str(error)
+        except AbortError:
+            visit.answer, visit.reason = "abort", f"exit {visit.exit_code}"
+            raise
+        finally:
+            self.evidence.write(visit)
+        return visit
+
+    def visit(self, commit: str) -> Visit:
+        """The record of a commit."""
+        return self.evidence.visit(commit, self.repository.subject(commit))
+
+    def _vote(self, visit: Visit) -> tuple[str, str]:
+        wanted = self.options.repeat
+        votes = {GOOD: 0, BAD: 0}
+        answer, reason = "", ""
+        while sum(votes.values()) < wanted:
+            answer, reason = self.sample(visit)
+            if answer == SKIP:
+                return SKIP, reason
+            votes[answer] += 1
+            if 4 * max(votes.values()) >= 3 * wanted:
+                break
+        if wanted == 1:
+            return answer, reason
+        said = f"{votes[BAD]} of {sum(votes.values())} runs failed"
+        winner = max(votes, key=lambda name: votes[name])
+        return (winner, said) if 4 * votes[winner] >= 3 * wanted else (SKIP, f"{said}: no decisive vote")
+
+    def sample(self, visit: Visit) -> tuple[str, str]:
+        """Run the command once. Raises `SkipError` when it could not be run, `AbortError` when it was killed."""
+        variables = self._prepare(visit)
+        number = self.earlier.get(visit.commit, 0) + len(visit.samples) + 1
+        folder = visit.folder / f"sample-{number}" if self.options.noisy or self.options.repeat > 1 else visit.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        seed = _seed(visit.commit, number)
+        before = self.measure.look(folder) if self.measure else None
+        code = self._run(variables | self._about(folder, number, seed), folder / "output.txt")
+        self.stop.check()
+        visit.exit_code = code
+        entry: dict[str, Any] = {"sample": number, "seed": seed, "exit_code": code}
+        visit.samples.append(entry)
+        self._tidy(visit)
+        answer, reason = classify(code, self.options)
+        if self.measure is not None and answer != SKIP:
+            if answer == BAD:
+                raise SkipError(f"exit {code}: a run that failed has no metric")
+            try:
+                entry["value"] = self.measure.value(folder, before)
+            except NoValueError as error:
+                raise SkipError(str(error)) from error
+        return answer, reason
+
+    def _run(self, variables: dict[str, str], output: Path) -> int:
+        path = overrides.script(self.repository, self.options, self.files)[0] if self.options.sed else None
+        try:
+            with overrides.edited(path, self.options.sed):
+                return self._call(overrides.argv(self.options), variables, output)
+        except overrides.OverrideError as error:
+            raise SkipError(error.what) from error
+
+    def _prepare(self, visit: Visit) -> dict[str, str]:
+        """Check the commit out and build its environment, unless that is where we are."""
+        if self.here == visit.commit and self._variables is not None:
+            return self._variables
+        self.stop.check()
+        name = self.missing(visit.commit)
+        if name is not None:
+            raise SkipError(f"{name} does not exist there")
+        self.here, self._variables = None, None
+        try:
+            self.repository.check_out(visit.commit)
+        except GitError as error:
+            raise SkipError(error.what) from error
+        if not self.options.folder.is_dir():
+            raise SkipError("the folder that the command is run in does not exist there")
+        try:
+            self._variables = self.environments.variables(self.repository.root, visit.folder / "build.txt")
+        except BuildError as error:
+            self.stop.check()
+            raise SkipError(str(error)) from error
+        self.here = visit.commit
+        return self._variables
+
+    def _about(self, folder: Path, number: int, seed: int) -> dict[str, str]:
+        told = {"SUREFOOT_BISECT_DIR": str(folder), "SUREFOOT_SAMPLE": str(number), "SUREFOOT_SEED": str(seed)}
+        return told | {"SUREFOOT_OVERRIDES": json.dumps(overrides.as_json(self.options))}
+
+    def _call(self, words: list[str], variables: dict[str, str], output: Path) -> int:
+        return self.stop.call(words, self.options.folder, variables, output)
+
+    def _tidy(self, visit: Visit) -> None:
+        """Take back what the command did to tracked files; the next sample starts from the commit as well."""
+        changed = self.repository.changed_files()
+        if changed:
+            visit.changed_files = sorted({*visit.changed_files, *changed})
+            self.repository.git("reset", "--hard", "--quiet")
+
+
+def _seed(commit: str, number: int) -> int:
+    """Different for each sample of each commit, the same in every repetition of the bisect."""
+    return int.from_bytes(hashlib.sha256(f"{commit}/{number}".encode()).digest()[:4], "big") >> 1

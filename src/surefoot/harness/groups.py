@@ -1,0 +1,154 @@
+"""Marker groups: which tests run by default, which only when asked for, and what to say about the rest.
+
+    selected  <=>  every group of the test was asked for, and it is in the `--X-only` group if there is one
+
+Owns       the declarations `[tool.surefoot.groups.NAME]` and the one selection rule above.
+Promises   a test that is left out comes with a reason; a declaration that no run can satisfy is refused.
+Never      imports pytest, or reads a token's value: only whether it is there.
+
+Read next: `plugin_select.py`, which applies this to a pytest session.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.errors import ConfigError
+from surefoot.harness.project import Project, known_keys, refused, text_of, words_of
+
+GATE, BACKEND, PLAIN = "gate", "backend", "plain"
+_KEYS = ("kind", "env", "requires", "install", "description")
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One declared marker group.
+
+    Example:
+        `Group("mcore", "backend", requires=("megatron",), install="pip install megatron-core")`
+        gives the marker `mcore` and the options `--mcore` and `--mcore-only`.
+    """
+
+    name: str
+    kind: str = PLAIN
+    """`gate`: needs a token. `backend`: needs an environment that excludes other backends. `plain`: just left out."""
+    env: tuple[str, ...] = ()
+    """Variables of which one must be set and not empty, such as `HF_TOKEN`."""
+    requires: tuple[str, ...] = ()
+    """Modules that must be installed, all of them."""
+    install: str = ""
+    """The command that installs them, shown when they are missing."""
+    description: str = ""
+
+    @property
+    def flag(self) -> str:
+        """`hf_gated` is asked for with `--hf-gated`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def only_flag(self) -> str:
+        """`mcore` and nothing else is asked for with `--mcore-only`."""
+        return self.flag + "-only"
+
+    def missing_token(self, environ: Mapping[str, str] | None = None) -> str | None:
+        """Why a test of this group cannot run here, or None when a token is there or none is needed."""
+        variables = os.environ if environ is None else environ
+        if not self.env or any(variables.get(name) for name in self.env):
+            return None
+        return f"no token: set {' or '.join(self.env)} (group {self.name})"
+
+    def missing_module(self) -> str | None:
+        """The first required module that is not installed, or None."""
+        return next((name for name in self.requires if not _installed(name)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line asked for: groups to include, and the one to keep alone."""
+
+    included: frozenset[str] = frozenset()
+    only: str | None = None
+
+    def reason_against(self, marks: Iterable[str], groups: Mapping[str, Group]) -> str | None:
+        """Why a test with these group marks is left out; None selects it."""
+        own = [name for name in groups if name in set(marks)]
+        allowed = self.included | ({self.only} if self.only else set())
+        for name in own:
+            if name not in allowed:
+                return f"group {name} was not asked for ({groups[name].flag})"
+        if self.only and self.only not in own:
+            return f"not in group {self.only} ({groups[self.only].only_flag})"
+        return None
+
+
+def read_groups(project: Project) -> dict[str, Group]:
+    """The groups that a project declares, by name, in the order of the file."""
+    return {name: _read_group(name, table, project) for name, table in project.part("groups").items()}
+
+
+def ask(included: Sequence[str], only: Sequence[str], groups: Mapping[str, Group]) -> Asked:
+    """The command line's wish, checked: one `--X-only` at most, and the modules it needs are installed."""
+    if len(only) > 1:
+        flags = " and ".join(groups[name].only_flag for name in only)
+        raise ConfigError(
+            f"{flags} exclude each other",
+            "each of them says: nothing but mine",
+            f"run pytest once per group, or include both with {' '.join(groups[name].flag for name in only)}",
+        )
+    for name in dict.fromkeys([*only, *included]):
+        missing = groups[name].missing_module()
+        if missing:
+            flag = groups[name].only_flag if name in only else groups[name].flag
+            raise ConfigError(
+                f"{flag} needs the module {missing}, which is not installed",
+                "without it every test of the group would fail on import",
+                groups[name].install or f"install {missing}",
+            )
+    return Asked(frozenset(included), only[0] if only else None)
+
+
+def conflict(marks: Iterable[str], groups: Mapping[str, Group]) -> str | None:
+    """What is wrong with a test in two backend groups, or None.
+
+    A backend is an environment and environments exclude each other, so no run could ever select such a test.
+    """
+    found = [name for name in dict.fromkeys(marks) if name in groups and groups[name].kind == BACKEND]
+    if len(found) < 2:
+        return None
+    return (
+        f"marked with two backends, {' and '.join(sorted(found))}: no run can have both, so this test would never run\n"
+        '  fix: keep one of the markers, or declare one of the groups with kind = "plain"'
+    )
+
+
+def _read_group(name: str, table: Any, project: Project) -> Group:
+    where = f"tool.surefoot.groups.{name}"
+    if not _NAME.fullmatch(name):
+        raise refused(f"{where}: a group is a marker, so its name is lower case letters, digits and _", project.file)
+    values = known_keys(table, _KEYS, where, project.file)
+    group = Group(
+        name,
+        text_of(values.get("kind", PLAIN), f"{where}.kind", project.file),
+        words_of(values.get("env", []), f"{where}.env", project.file),
+        words_of(values.get("requires", []), f"{where}.requires", project.file),
+        text_of(values.get("install", ""), f"{where}.install", project.file),
+        text_of(values.get("description", ""), f"{where}.description", project.file),
+    )
+    if group.kind not in (GATE, BACKEND, PLAIN):
+        raise refused(f'{where}.kind is "{group.kind}", expected "gate", "backend" or "plain"', project.file)
+    if group.kind == GATE and not group.env:
+        raise refused(f"{where}: a gate needs env, the variable that opens it", project.file)
+    return group
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False  # a parent package is missing, or something half loaded: not usable

@@ -1,0 +1,145 @@
+"""Release packaging: every event file of a folder, without host names, in one tarball named by the commit.
+
+Promises   host names are gone from file names, folder names and contents; the same input gives the same bytes (no
+           times, users or machines in the archive); an existing tarball is never touched.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import socket
+import tarfile
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot.errors import ConfigError, StateError
+from surefoot.harness import git
+from surefoot.harness.files import read_json
+from surefoot.harness.suites.tfrecords import redact
+
+_EVENTS = re.compile(r"events\.out\.tfevents\.[0-9]+\.(?P<host>.+?)(?:\.[0-9]+\.[0-9]+(?:\.[A-Za-z]\w*)?)?")
+_SHORTEST = 4
+"""A shorter host name occurs by chance in names and numbers; replacing it would damage them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """What was packed."""
+
+    path: Path
+    files: int
+    replaced: int
+    torn: int
+
+
+def package(runs: Path, folder: Path, *, hosts: Sequence[str] = (), commit: str | None = None) -> Package:
+    """Pack the event files under `runs` into `folder`/COMMIT.tar.gz."""
+    if commit is not None and not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z._-]*", commit):
+        raise ConfigError(
+            f"--commit {commit!r} is not a commit", "the tarball is named by it", "use letters and digits"
+        )
+    events = event_files(runs)
+    if not events:
+        raise StateError(
+            f"{runs} holds no event files", "there is nothing to release", "give a folder with tfevents files"
+        )
+    target = folder / f"{commit or _commit_of(runs)}.tar.gz"
+    if target.exists():
+        raise StateError(f"{target} exists", "a release is made once", "move it away, or use another -o")
+    words = _host_words(events, runs, hosts)
+    members, replaced, torn = {}, 0, 0
+    for path in events:
+        result = redact(path.read_bytes(), [word.encode() for word in words], str(path))
+        name = _redacted_name(path.relative_to(runs).as_posix(), words)
+        if name in members:
+            raise StateError(f"two files would both be {name}", "one would replace the other", "pack them apart")
+        members[name] = result.data
+        replaced, torn = replaced + result.replaced, torn + result.torn
+    _verify(members, words)
+    _write(target, members)
+    return Package(target, len(members), replaced, torn)
+
+
+def event_files(runs: Path) -> list[Path]:
+    """Event files under a folder, links not followed, in order of name."""
+    if not runs.is_dir():
+        raise StateError(f"{runs} is not a folder", "event files are looked for in it", "give the folder of the runs")
+    found = [path for path in runs.rglob("*tfevents*") if path.is_file() and not path.is_symlink()]
+    return sorted(found, key=lambda path: path.relative_to(runs).as_posix())
+
+
+def _host_words(events: Iterable[Path], runs: Path, given: Sequence[str]) -> list[str]:
+    """Host names to take out: those in file names, this machine's, and the given ones; short and full forms."""
+    named = {match["host"] for path in events if (match := _EVENTS.fullmatch(path.name))} | set(given)
+    here = {socket.gethostname(), os.uname().nodename}
+    words = named | {host.split(".")[0] for host in named if not re.fullmatch(r"[0-9.]+", host)}
+    words |= {form for host in here for form in (host, host.split(".")[0]) if len(form) >= _SHORTEST}
+    short = sorted(word for word in words if len(word) < _SHORTEST)
+    if short:
+        raise ConfigError(
+            f"host name {', '.join(map(repr, short))} is too short to be taken out safely",
+            "its letters occur in metric names and numbers as well",
+            "rename the event files first, so that their names hold a longer one",
+        )
+    return sorted(words, key=lambda word: (-len(word), word))
+
+
+def _redacted_name(name: str, words: Sequence[str]) -> str:
+    """Each host becomes host1, host2, ...: files of two machines stay apart."""
+    if not words:
+        return name
+    numbers = {word.lower(): f"host{i}" for i, word in enumerate(sorted(words), 1)}
+    pattern = re.compile("|".join(re.escape(word) for word in words), re.IGNORECASE)
+    return pattern.sub(lambda match: numbers[match[0].lower()], name)
+
+
+def _verify(members: dict[str, bytes], words: Sequence[str]) -> None:
+    """Look once more, at names and contents, before anything is written."""
+    for name, data in members.items():
+        left = [word for word in words if word.lower() in name.lower() or word.lower().encode() in data.lower()]
+        if left:
+            raise StateError(f"{name} still holds a host name", "it must not be released", "leave the file out")
+
+
+def _commit_of(runs: Path) -> str:
+    """The commit that the runs themselves record; without any, the one that is checked out."""
+    records = [*runs.rglob("verdict.json"), *runs.rglob("provenance.json")]
+    found = {
+        record["commit"] for record in map(read_json, records) if isinstance(record, dict) and record.get("commit")
+    }
+    if len(found) > 1:
+        shown = ", ".join(sorted(commit[:12] for commit in found))
+        raise ConfigError(f"the runs are of {len(found)} commits: {shown}", "one tarball is one commit", "use --commit")
+    if found:
+        return str(found.pop())[:12]
+    commit = git.head(runs) or git.head(Path.cwd())
+    if commit is None:
+        raise StateError(f"no commit is known for {runs}", "the tarball is named by it", "use --commit")
+    return commit[:12]
+
+
+def _write(target: Path, members: dict[str, bytes]) -> None:
+    """The archive, complete or not there; a tarball that appears meanwhile is not replaced."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+                with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+                    for member, data in sorted(members.items()):
+                        entry = tarfile.TarInfo(member)  # owner, group and time are 0 and nobody's
+                        entry.size, entry.mode = len(data), 0o644
+                        archive.addfile(entry, io.BytesIO(data))
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.link(name, target)
+    except FileExistsError as error:
+        raise StateError(f"{target} exists", "a release is made once", "move it away, or use another -o") from error
+    finally:
+        Path(name).unlink(missing_ok=True)

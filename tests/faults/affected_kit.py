@@ -1,0 +1,63 @@
+"""A toy project and the real command, for the tests of affected-test selection."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one pytest said, and which tests it ran with which outcome."""
+
+    code: int
+    text: str
+
+    @property
+    def ran(self) -> dict[str, str]:
+        lines = re.findall(
+            r"^(?:\[gw\d\].*?)?(\S+::\S+) (PASSED|FAILED|ERROR|SKIPPED)|^\[gw\d\] \[.*?\] (PASSED|FAILED) (\S+)",
+            self.text,
+            re.M,
+        )
+        return {(a or d).rpartition("::")[2]: (b or c).lower() for a, b, c, d in lines}
+
+
+class Toy:
+    """A project in a folder of its own."""
+
+    def __init__(self, root: Path, files: dict[str, str]) -> None:
+        self.root = root
+        self.write("pytest.ini", "[pytest]\npythonpath = .\n")
+        for name, text in files.items():
+            self.write(name, text)
+
+    def write(self, name: str, text: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def edit(self, name: str, before: str, after: str) -> None:
+        text = (self.root / name).read_text()
+        assert before in text, f"{before!r} is not in {name}"
+        self.write(name, text.replace(before, after))
+
+    def pytest(self, *words: str, plugins: tuple[str, ...] = (), affected: bool = True) -> Said:
+        env = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "NO_COLOR": "1"}
+        env.pop("PYTEST_ADDOPTS", None)
+        loaded = [word for name in ("surefoot.harness.plugin", *plugins) for word in ("-p", name)]
+        flag = ["--affected"] if affected else []
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-v", *loaded, *flag, *words],
+            cwd=self.root, env=env, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        return Said(done.returncode, done.stdout + done.stderr)
+
+    def affected(self, *words: str) -> dict[str, str]:
+        """Tests that ran, with their outcome."""
+        return self.pytest(*words).ran

@@ -1,0 +1,63 @@
+"""A small project on disk, and sessions told by hand: what ran, what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from surefoot.harness.affected.evidence import Evidence
+from surefoot.harness.affected.remember import Memory, Outside, Ran
+from surefoot.harness.affected.select import Judge
+from surefoot.harness.affected.store import load, save
+from surefoot.harness.affected.tree import Tree
+from surefoot.harness.affected.view import View
+
+ENVIRONMENT = {"python": "3.11.0", "distributions": "x"}
+
+
+class Project:
+    """A project folder with its state file."""
+
+    def __init__(self, root: Path, files: Mapping[str, str]) -> None:
+        self.root = root
+        for name, text in files.items():
+            self.write(name, text)
+
+    def write(self, name: str, text: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def edit(self, name: str, before: str, after: str) -> None:
+        text = (self.root / name).read_text()
+        assert before in text
+        self.write(name, text.replace(before, after))
+
+    def judge(self, environment: dict[str, str] | None = None) -> Judge:
+        state, notice = load(self.root)
+        assert notice is None
+        view = View(Tree(self.root, state.known()), state.roots, state.edges)
+        return Judge(state, view, environment or ENVIRONMENT)
+
+    def session(self, outside: Outside | None = None, gone: tuple[str, ...] = (), **tests: Ran) -> None:
+        """Remember a session in which `tests` ran."""
+        judge = self.judge()
+        memory = Memory(judge.state, judge.view, ENVIRONMENT, outside or Outside(started=2e9 * 10))
+        save(self.root, memory.learn(tests, judge, gone))
+
+    def chosen(self, environment: dict[str, str] | None = None) -> set[str]:
+        judge = self.judge(environment)
+        return {test for test in judge.state.tests if judge.is_affected(test)}
+
+
+def ran(
+    path: str, *blocks: str, reads: tuple[str, ...] = (), outcome: str = "passed", loaded: str = "", **more: object
+) -> Ran:
+    """A test in `path` that ran `blocks`, each as "file::name"."""
+    evidence = Evidence(
+        blocks={(each.partition("::")[0], each.partition("::")[2]) for each in blocks},
+        loaded={loaded} if loaded else set(),
+        reads={each: set() for each in reads},
+    )
+    for name, value in more.items():
+        setattr(evidence, name, value)
+    return Ran(outcome, path, evidence=evidence)

@@ -1,0 +1,183 @@
+"""The plugin in real sessions: which files appear, what is in them, and that nothing appears unasked."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plugin_kit import Nested, history, results
+
+pytest_plugins = ["pytester", "plugin_kit"]
+
+POLICY = """
+    import pytest
+
+    def test_lm_policy_generation(tracker):
+        tracker.track("avg_prob_mult_error", 1.0625)
+
+    @pytest.mark.parametrize("size", [1, 2])
+    def test_sizes(tracker, size):
+        tracker.track("size", size)
+
+    def test_that_fails(tracker):
+        tracker.track("before", 7)
+        assert False
+"""
+JQ = '[.start_time, .git_commit, .metrics["test_hf_ray_policy::test_lm_policy_generation"].avg_prob_mult_error] | @tsv'
+
+
+def test_results_have_every_field_and_parameters_are_kept_apart(pytester: pytest.Pytester, nested: Nested) -> None:
+    pytester.makepyfile(test_hf_ray_policy=POLICY)
+    done = nested(fresh=True)
+    done.assert_outcomes(passed=3, failed=1)
+    done.stdout.fnmatch_lines(["surefoot: results: unit_results.json and unit_results/*.json in *"])
+    found = results(pytester.path)
+    assert found["exit_status"] == 1
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", found["start_time"])
+    assert found["metrics"]["test_hf_ray_policy::test_sizes[1]"]["size"] == 1
+    assert found["metrics"]["test_hf_ray_policy::test_sizes[2]"]["size"] == 2
+    failed = found["metrics"]["test_hf_ray_policy::test_that_fails"]
+    assert failed["before"] == 7
+    assert failed["_elapsed"] >= 0
+    assert (found["coverage"], bool(found["coverage_reason"])) == (None, True)
+    assert {"git_commit", "dirty", "gpu_types", "host", "packages", "pytest_args"} <= found.keys()
+    assert history(pytester.path) == [found]
+    assert not (pytester.path / ".unit_results_journal").exists()
+    (name,) = [file.name for file in (pytester.path / "unit_results").iterdir()]
+    assert re.fullmatch(r"\d{8}-\d{6}-\d{6}-\d+\.json", name), "microseconds and the process keep two runs apart"
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_the_known_jq_line_prints_its_three_columns(pytester: pytest.Pytester, nested: Nested) -> None:
+    pytester.makepyfile(test_hf_ray_policy=POLICY)
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        name = ["-c", "user.name=t", "-c", "user.email=t@example.com"]
+        subprocess.run(["git", *name, *words], cwd=pytester.path, check=True)
+    nested("-k", "generation")
+    nested("-k", "generation")
+    line = f"jq -r '{JQ}' unit_results/*"
+    said = subprocess.run(["bash", "-c", line], cwd=pytester.path, check=True, capture_output=True, text=True).stdout
+    rows = [row.split("\t") for row in said.splitlines()]
+    assert len(rows) == 2
+    for start, commit, error in rows:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", start)
+        assert re.fullmatch(r"[0-9a-f]{40}", commit)
+        assert error == "1.0625"
+
+
+def test_a_project_that_tracks_nothing_gets_no_file(pytester: pytest.Pytester, nested: Nested) -> None:
+    pytester.makepyfile("def test_one(): pass")
+    before = {path.name for path in pytester.path.iterdir()}
+    nested(fresh=True).assert_outcomes(passed=1)
+    of_pytester = {"__pycache__", "stdout", "stderr", "runpytest-0", "runpytest-current"}
+    assert {path.name for path in pytester.path.iterdir()} - before - of_pytester == set()
+
+
+def test_results_can_be_asked_for_and_put_elsewhere(pytester: pytest.Pytester, nested: Nested) -> None:
+    pytester.makepyfile("def test_one(): pass")
+    pytester.makeini("[pytest]\nsurefoot_results_dir = out/results")
+    nested("--unit-results").assert_outcomes(passed=1)
+    found = results(pytester.path / "out" / "results")
+    assert (found["exit_status"], found["metrics"]) == (0, {})
+
+
+def test_a_later_session_without_trackers_does_not_leave_an_old_success(
+    pytester: pytest.Pytester, nested: Nested
+) -> None:
+    pytester.makepyfile(
+        "def test_good(tracker): tracker.track('x', 1)\ndef test_bad(): assert False", "def test_list_only(): pass"
+    )
+    nested("-k", "good")
+    assert results(pytester.path)["exit_status"] == 0
+    nested("--collect-only")
+    assert results(pytester.path)["exit_status"] == 0, "looking is not running"
+    nested("-k", "bad")
+    assert results(pytester.path)["exit_status"] == 1
+    assert len(history(pytester.path)) == 2
+
+
+def test_two_workers_are_merged(pytester: pytest.Pytester, nested: Nested) -> None:
+    pytester.makepyfile(
+        """
+        import os, pytest
+
+        @pytest.mark.parametrize("i", range(6))
+        def test_one(tracker, i):
+            tracker.track("square", i * i)
+            tracker.track("worker", os.environ["PYTEST_XDIST_WORKER"])
+        """
+    )
+    nested("-n", "2", plugins=("xdist.plugin",)).assert_outcomes(passed=6)
+    found = results(pytester.path)
+    squares = [values["square"] for values in found["metrics"].values()]
+    assert sorted(squares) == [i * i for i in range(6)]
+    assert {values["worker"] for values in found["metrics"].values()} == {"gw0", "gw1"}
+    assert found["exit_status"] == 0
+    assert not (pytester.path / ".unit_results_journal").exists()
+
+
+def test_a_users_own_monitor_and_coverage_total_are_used(pytester: pytest.Pytester, nested: Nested) -> None:
+    pytester.makeconftest(
+        """
+        import pytest
+        from surefoot.harness.tracker.memory import Reading
+
+        class Cov:
+            cov_total = 12.5
+
+        def pytest_configure(config):
+            config.pluginmanager.register(Cov(), "_cov")
+
+        @pytest.fixture(scope="session")
+        def memory_monitor():
+            class Fake:
+                def read(self):
+                    return Reading("fake", {"node0.gpu0": 10.0, "node1.gpu0": 30.0})
+            return Fake()
+        """
+    )
+    pytester.makepyfile("def test_one(tracker): tracker.log_max_mem('mem')")
+    nested().assert_outcomes(passed=1)
+    found = results(pytester.path)
+    (values,) = found["metrics"].values()
+    assert (values["mem"], values["_mem_source"]) == (30.0, "fake")
+    assert (found["coverage"], found["coverage_reason"]) == (12.5, None)
+
+
+def test_two_files_of_one_name_are_both_kept(pytester: pytest.Pytester, nested: Nested) -> None:
+    for folder in ("a", "b"):
+        pytester.mkpydir(folder).joinpath("test_x.py").write_text(
+            f"def test_f(tracker): tracker.track('v', '{folder}')"
+        )
+    done = nested()
+    done.stdout.fnmatch_lines(["surefoot: test_x names 2 files*"])
+    found = results(pytester.path)["metrics"]
+    assert {key: values["v"] for key, values in found.items()} == {"a.test_x::test_f": "a", "b.test_x::test_f": "b"}
+
+
+def test_loading_the_plugin_imports_nothing_heavy(repo: Path) -> None:
+    code = (
+        "import pytest, sys; before = set(sys.modules); import surefoot.harness.plugin\n"
+        "print(*sorted(name for name in set(sys.modules) - before))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(repo / "src")}, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert said == ["surefoot", "surefoot.harness", "surefoot.harness.plugin"]
+
+
+def test_the_plugin_can_be_named_although_it_is_installed(
+    pytester: pytest.Pytester, nested: Nested, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry point of the same name as the module lets pytest see that both are one plugin."""
+    info = pytester.mkdir("stand_in-1.dist-info")
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: stand-in\nVersion: 1\n")
+    info.joinpath("entry_points.txt").write_text("[pytest11]\nsurefoot.harness.plugin = surefoot.harness.plugin\n")
+    pytester.makepyfile("def test_one(): pass")
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=":")
+    nested("-p", "no:xdist", "-p", "no:hypothesispytest", fresh=True).assert_outcomes(passed=1)
