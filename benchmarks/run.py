@@ -26,9 +26,17 @@ from method import RESULTS, Pair, Sample, compare, describe_machine, dirt, media
 from report import Row, as_markdown, as_text, goal_met, read_rows, write_between_marks
 
 HERE = Path(__file__).parent
-ORDER = ("startup", "chunked_loss", "decode", "end_to_end", "learning")
+ORDER = (
+    "startup", "plugin_startup", "check_cost", "guard_rates", "bisect_noise", "affected", "chunked_loss", "decode",
+    "end_to_end", "learning",
+)  # fmt: skip
 QUICK = {
     "startup": ["--runs", "3", "--pairs", "3", "--allow-dirty"],
+    "plugin_startup": ["--pairs", "3", "--allow-dirty"],
+    "check_cost": ["--runs", "1", "--fuzzed", "200"],
+    "guard_rates": ["--runs", "400"],
+    "bisect_noise": ["--histories", "20", "--only", "given"],
+    "affected": ["--mutants", "5", "--pairs", "1", "--no-testmon", "--no-replay"],
     "chunked_loss": ["--pairs", "1"],
     "decode": ["--batches", "1", "--tokens", "4", "--pairs", "3", "--allow-dirty"],
     "end_to_end": ["--cells", "1x2", "--pairs", "3", "--allow-dirty"],

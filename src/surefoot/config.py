@@ -13,6 +13,8 @@ Read next: `config_load`, which turns files and command-line overrides into a `C
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from operator import attrgetter
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -21,13 +23,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 def _number(value: object) -> object:
     """YAML reads `1e-5` as text; a text that is a number is that number, for every numeric key alike."""
     if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            try:
-                return float(value)
-            except ValueError:
-                return value
+        for kind in (int, float):
+            with suppress(ValueError):
+                return kind(value)
     return value
 
 
@@ -52,6 +50,34 @@ class EngineConfig(_Table):
 
     rows: Int = 0
     """Rollouts decoded side by side; 0 means tasks_per_step x num_generations, at most 256. Rounded up to a multiple of 8 (16 where weights cannot be packed): fixed shapes are what makes a rollout independent of its neighbours."""
+
+
+RuleName = Literal[
+    "decline", "gap", "kl", "both_falling", "entropy_collapse", "length_explosion", "length_collapse", "reward_saturated"
+]  # fmt: skip
+
+
+class GuardConfig(_Table):
+    """`[guard]`: when to stop a run that is hurting the model; docs/guards.md explains each rule."""
+
+    mode: Literal["strict", "soft", "off"] = "strict"
+    """What a fired guard does: `strict` saves and stops with 79, `soft` ends the run with verdict FAIL, `off` never looks."""
+    metric: Literal["auto", "eval_accuracy", "eval_reward"] = "auto"
+    """The held-out curve that is watched, and by which the best checkpoint is kept; `auto` is eval_accuracy where the tasks have a metric, else eval_reward."""
+    min_evals: Int = 10
+    """Evaluations, the one before the first step included, before any rule may stop the run."""
+    decline_patience: Int = 3
+    """Evaluations in a row that have to speak for a decline."""
+    ema_alpha: Float = 0.1
+    """Weight of the newest evaluation in every moving average: above 0, at most 1."""
+    kl_hard_stop: Float | None = None
+    """Highest average KL to the initial policy; turns the rule kl on, and needs beta above 0."""
+    max_proxy_real_gap: Float | None = None
+    """How much more than held-out the reward may gain; turns the rule gap on."""
+    rules: tuple[RuleName, ...] | None = None
+    """Names of the rules that are on; decline, and kl and gap when their limit is set, when left out."""
+    margin_se: Float = 4.2
+    """Standard errors by which a fall has to exceed noise; 0 switches the margin off."""
 
 
 class Config(_Table):
@@ -129,78 +155,68 @@ class Config(_Table):
     # -- optimiser --------------------------------------------------------------
     learning_rate: Float = 1e-6
     """Peak learning rate of AdamW."""
-
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after warm-up."""
-
     warmup_steps: Int = 0
     """Steps of linear warm-up; the first update already has a rate above 0."""
-
     weight_decay: Float = 0.0
     """AdamW weight decay."""
-
     adam_beta1: Float = 0.9
     """AdamW first moment decay."""
-
     adam_beta2: Float = 0.999
     """AdamW second moment decay."""
-
     adam_epsilon: Float = 1e-8
     """AdamW denominator floor."""
-
     max_grad_norm: Float = 1.0
     """Gradients are scaled down to this norm; 0 turns clipping off."""
-
     max_nonfinite_steps: Int = 3
     """Steps in a row that may be refused for a non-finite loss or gradient before the run stops with 78."""
 
     # -- the loss ---------------------------------------------------------------
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo"] = "dapo"
     """How token losses are weighed and added up; see docs/maths.md."""
-
     importance_sampling_level: Literal["token", "sequence"] = "token"
     """Ratio per token, or one per sequence (GSPO)."""
-
     epsilon: Float = 0.2
     """The ratio is kept above 1 - epsilon. 0 clips to exactly 1: the first update of a batch is whole, every later one is cut."""
-
     epsilon_high: Float | None = None
     """The ratio is kept below 1 + epsilon_high; epsilon when left out. For cispo, the cap on the weight."""
-
     delta: Float | None = None
     """Dual clip: an upper bound on the ratio for negative advantages; must exceed 1 + epsilon_high."""
-
     beta: Float = 0.0
     """Weight of the KL penalty against the reference."""
-
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Per-token KL estimator."""
-
     reference_sync_steps: Int | Literal["never"] = "never"
     """The reference is refreshed every so many steps; with beta > 0, 1 is refused: the penalty would be dead."""
-
     num_iterations: Int = 1
     """Optimiser steps on the same rollouts; counts towards max_steps."""
-
     scale_rewards: Literal["group", "batch", "rank", "none"] = "group"
     """Divide centred rewards by the group's std, the batch's std, use ranks, or leave them."""
-
     partial_groups: Literal["drop", "train", "refuse"] = "drop"
     """A group that lost siblings: leave it out, train on the survivors, or stop."""
-
     mask_truncated_completions: bool = False
     """Completions cut by the length limit carry no loss."""
-
     importance_sampling_correction: bool = False
     """Weigh tokens by learner over sampler probability, truncated; corrects engine mismatch."""
-
     importance_sampling_mode: Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = (
         "token_truncate"
     )
     """Correct per token or per sequence; above the bound, truncate the weight or mask the tokens."""
-
     importance_sampling_clip_max: Float = 3.0
     """Upper bound of the correction weight."""
+
+    # -- losses beside it -------------------------------------------------------
+    alpha_sdpo: Float = 0.0
+    """Weight of self-distillation: the policy that was shown a better sibling's attempt teaches the one that was not; docs/maths.md."""
+    sdpo_mixing: Float = 1.0
+    """How the two are compared: 1 is the reverse KL, 0 the forward KL, in between a generalised Jensen-Shannon divergence."""
+    beta_replay: Float = 0.0
+    """Weight of recorded preferences: raise the chosen answer of each pair above the rejected one."""
+    replay_pairs: str | None = None
+    """File of these pairs, one `{"prompt": ..., "chosen": ..., "rejected": ...}` per line."""
+    dead_channel_steps: Int = 20
+    """A loss beside the policy's that is on and gives nothing for so many steps in a row ends the run."""
 
     # -- looking on -------------------------------------------------------------
     eval_steps: Int = 0
@@ -242,10 +258,14 @@ class Config(_Table):
     save_steps: Int = 0
     """Save weights as a Hugging Face folder every so many steps; the end is always saved."""
 
+    save_best: bool = True
+    """Keep the weights of the best evaluation too; the former best goes when a better one is complete."""
+
     save_rollouts: bool = True
     """Keep every rollout (text, tokens, logprobs, rewards) under rollouts/."""
 
     engine: EngineConfig = EngineConfig()
+    guard: GuardConfig = GuardConfig()
 
     # -- derived ----------------------------------------------------------------
     @property
@@ -262,36 +282,31 @@ class Config(_Table):
 _POSITIVE = (
     "num_tasks reward_timeout_s reward_workers max_steps threads tasks_per_step max_completion_length temperature "
     "adam_epsilon max_nonfinite_steps num_iterations importance_sampling_clip_max eval_tasks num_generations_eval "
-    "logging_steps"
+    "logging_steps dead_channel_steps guard.min_evals guard.decline_patience guard.ema_alpha"
 ).split()
 _NOT_NEGATIVE = (
     "seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
-    "preflight_tasks save_steps engine.rows"
+    "preflight_tasks save_steps engine.rows alpha_sdpo beta_replay"
 ).split()
-_NOT_NEGATIVE_OPTIONAL = "epsilon_high eval_temperature target_value".split()
+_NOT_NEGATIVE_OPTIONAL = (
+    "epsilon_high eval_temperature target_value guard.kl_hard_stop guard.max_proxy_real_gap".split()
+)
 _POSITIVE_OPTIONAL = "max_prompt_length parity_tolerance".split()
 _SHARES = {"max_reward_failures": (0.0, 1.0), "heldout_fraction": (0.0, 0.9), "adam_beta1": (0.0, 0.9999)}
-_SHARES |= {"adam_beta2": (0.0, 0.999999)}
-
-
-def _get(config: Config, path: str) -> float | None:
-    value: object = config
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value  # type: ignore[return-value]
+_SHARES |= {"adam_beta2": (0.0, 0.999999), "guard.margin_se": (0.0, 20.0), "sdpo_mixing": (0.0, 1.0)}
 
 
 def _range_problems(config: Config) -> Iterator[str]:
     for name in _POSITIVE + _POSITIVE_OPTIONAL:
-        value = _get(config, name)
+        value = attrgetter(name)(config)
         if value is not None and value <= 0:
             yield f"{name} = {value}: must be above 0"
     for name in _NOT_NEGATIVE + _NOT_NEGATIVE_OPTIONAL:
-        value = _get(config, name)
+        value = attrgetter(name)(config)
         if value is not None and value < 0:
             yield f"{name} = {value}: must not be negative"
     for name, (low, high) in _SHARES.items():
-        value = _get(config, name)
+        value = attrgetter(name)(config)
         if value is not None and not low <= value <= high:
             yield f"{name} = {value}: must lie between {low} and {high}"
     if 0 < config.temperature < 0.05:
@@ -329,7 +344,6 @@ def _batch_problems(config: Config) -> Iterator[str]:
             f"max_steps = {config.max_steps} is not a multiple of num_iterations = {config.num_iterations}: "
             "the last rollouts would be trained on fewer times than the others"
         )
-
     if config.eval_steps % max(1, config.num_iterations):
         yield (
             f"eval_steps = {config.eval_steps} is not a multiple of num_iterations = {config.num_iterations}: "
@@ -338,6 +352,11 @@ def _batch_problems(config: Config) -> Iterator[str]:
 
 
 def _loss_problems(config: Config) -> Iterator[str]:
+    if (config.beta_replay > 0) != (config.replay_pairs is not None):
+        yield (
+            f"beta_replay = {config.beta_replay} with replay_pairs = {config.replay_pairs!r}: "
+            "nothing would be replayed; set both or neither"
+        )
     high = config.epsilon if config.epsilon_high is None else config.epsilon_high
     if config.epsilon >= 1:
         yield f"epsilon = {config.epsilon}: 1 - epsilon must stay above 0"

@@ -13,10 +13,16 @@ SurefootError                 70  a bug of ours, when nothing below fits
 │   └── PartialGroupError      1  a group lost siblings and the policy says to refuse
 ├── NumericsError             78  not finite, or sampler and learner disagree
 ├── StorageError              74  the disk said no
-└── StoppedError              75  stopped on request; what was done is saved
+├── StoppedError              75  stopped on request; what was done is saved
+└── CollapseStopError         79  the guard stopped a run that was hurting the model
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from surefoot.guards.collapse_status import GuardStatus
 
 
 class SurefootError(Exception):
@@ -106,3 +112,17 @@ class StoppedError(SurefootError):
     """Stopped on request; everything finished so far is saved."""
 
     exit_code = 75
+
+
+class CollapseStopError(SurefootError):
+    """A guard stopped the run: held-out quality fell, or another of its rules was broken.
+
+    `status` is the guard's last word (`fire`, `reason`, `step`, `proxy_real_gap`, `kl_ema` ...); it travels with the
+    error through pickling.
+    """
+
+    exit_code = 79
+
+    def __init__(self, what: str, why: str, fix: str, status: GuardStatus | None = None) -> None:
+        super().__init__(what, why, fix)
+        self.status = status

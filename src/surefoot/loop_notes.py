@@ -1,11 +1,18 @@
-"""What a person should hear after step 1, each with a remedy: most runs that learn nothing show it there."""
+"""What the loop passes on: to a person after step 1, to the guard at every evaluation.
+
+`step_one_warnings`  each with a remedy: most runs that learn nothing show it in their first step
+`Between`            what the steps between two evaluations showed, in the guard's own words
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from surefoot.config import Config
+from surefoot.errors import RewardError
+from surefoot.guards.noise import proportion_se
 
 if TYPE_CHECKING:
     from surefoot.policy.census import Census
@@ -36,3 +43,58 @@ def step_one_warnings(metrics: Mapping[str, float], census: Census | None, confi
             f"{len(census.still)} of {census.total} parameter tensors did not move, first {census.still[0]}",
             "expected for frozen parts only; otherwise they are cut off from the loss",
         )
+
+
+Metrics = Mapping[str, float]
+SEEN = {"kl": "kl", "entropy": "entropy", "length": "completions/mean_length", "reward_std": "reward_std"}
+"""What the guard calls it -> the metric of the newest step that it is; one that was not measured is left out."""
+
+
+@dataclass
+class Between:
+    """Remembers the steps since the last evaluation, and turns an evaluation into what the guard folds.
+
+    The reward of an evaluation is the mean training reward of the steps since the one before. The evaluation before
+    the first step has none yet: it waits for step 1, whose rollouts the same weights wrote, and is folded with that.
+    """
+
+    rewards: list[float] = field(default_factory=list)
+    first: Metrics = field(default_factory=dict)
+    """The first step of the run that had a reward."""
+    last: Metrics = field(default_factory=dict)
+    waiting: Metrics | None = None
+    """The evaluation before the first step, until it is folded."""
+
+    def step(self, metrics: Metrics) -> None:
+        """Take in one optimiser step."""
+        self.last = metrics
+        if "reward" in metrics:
+            self.rewards.append(metrics["reward"])
+            self.first = self.first or metrics
+
+    def folds(self, step: int, evaluation: Metrics, metric: str) -> list[tuple[int, dict[str, float]]]:
+        """(step, arguments of `HeldOutGuard.update`) in order; none when no reward came since the last evaluation."""
+        if step == 0:
+            self.waiting = evaluation
+        if not self.rewards:
+            return []
+        reward = sum(self.rewards) / len(self.rewards)
+        told = [(step, _told(evaluation, metric, reward, self.last))]
+        if self.waiting is not None:
+            told.insert(0, (0, _told(self.waiting, metric, self.first["reward"], self.first)))
+        self.rewards, self.waiting = [], None
+        return told
+
+
+def _told(evaluation: Metrics, metric: str, reward: float, seen: Metrics) -> dict[str, float]:
+    heldout = evaluation.get(metric)
+    if heldout is None:
+        raise RewardError(
+            f"an evaluation has no {metric}",
+            "the guard cannot watch what nobody measured",
+            'mend eval_metric, or set guard.metric = "eval_reward" or guard.mode = "off"',
+        )
+    told = {"reward": reward, "heldout": heldout}
+    if metric == "eval_accuracy" and 0.0 <= heldout <= 1.0:
+        told["heldout_se"] = proportion_se(heldout, int(evaluation["eval_n"]))
+    return told | {name: seen[source] for name, source in SEEN.items() if source in seen}

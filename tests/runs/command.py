@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 SHORT = [
     "max_steps=100",
     "eval_steps=100",
+    "eval_tasks=400",
     "lr_scheduler_type=constant",
     "target_metric=eval_accuracy",
     "target_value=0.7",

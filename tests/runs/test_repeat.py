@@ -6,7 +6,7 @@ from pathlib import Path
 
 from command import Ran, surefoot
 
-CLOCKED = ("timing/", "step_time", "tokens_per_second")
+CLOCKED = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share")
 WORDS = ["max_steps=4", "tasks_per_step=4", "eval_tasks=40", "eval_steps=2"]
 
 

@@ -336,26 +336,29 @@ class SilentView:
         return lambda *args, **kwargs: None
 
 
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Run], None]) -> Path:
-    """`surefoot train` up to the loop, with fakes for everything that is heavy."""
+def session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Run], None], *, words: Sequence[str] = (),
+    heldout: Sequence[Task] = (), saving: Callable[[int], None] = lambda step: None,
+) -> Path:  # fmt: skip
+    """`surefoot train` up to the loop, with fakes for everything that is heavy; `saving` sees every save begin."""
     from surefoot.assemble import session as module
     from surefoot.config_load import load_config
 
     run, _ = make(max_steps=2)
     spoil(run)
-    parts = SimpleNamespace(runtime=run.runtime, learner=run.learner, codec=run.codec, train=TASKS, heldout=())
+    parts = SimpleNamespace(runtime=run.runtime, learner=run.learner, codec=run.codec, train=TASKS, heldout=heldout)
     parts.policy = SimpleNamespace(model=None, tokenizer=None)
     monkeypatch.setattr(module, "_start", lambda *args: parts)
     monkeypatch.setattr(module, "RewardPool", lambda *args, **kwargs: SilentView())
     out = tmp_path / "run"
 
     def save(*args: Any, step: int, **kwargs: Any) -> None:
+        saving(step)
         (out / f"checkpoints/step_{step}").mkdir()
 
     monkeypatch.setattr("surefoot.policy.checkpoint.save_checkpoint", save)
-    loaded = load_config(
-        None, [f"output_dir={out}", "max_steps=2", "tasks_per_step=2", "num_generations=4", "reward_workers=1"]
-    )
+    sizes = ["tasks_per_step=2", "num_generations=4", "reward_workers=1"]
+    loaded = load_config(None, [f"output_dir={out}", *sizes, *(words or ["max_steps=2"])])
     with contextlib.suppress(SurefootError, OSError):
         module.train(loaded, view=SilentView())
     return out / "verdict.json"
@@ -406,3 +409,51 @@ def test_only_whole_steps_are_saved_by_a_stop(tmp_path: Path, monkeypatch: pytes
     path = session(tmp_path, monkeypatch, spoil)
     assert json.loads(path.read_text())["status"] == "INCOMPLETE"
     assert [p.name for p in (path.parent / "checkpoints").iterdir()] == ([] if midway else ["step_0"])
+
+
+CURVES = ["max_steps=6", "eval_steps=1", "guard.min_evals=3", "guard.ema_alpha=0.5", "guard.margin_se=1"]
+
+
+def heldout_curve(accuracy: Callable[[int], float]) -> Callable[[Run], None]:
+    """Evaluations that say this, whatever the weights."""
+
+    def spoil(run: Run) -> None:
+        run.runtime.evaluate = lambda tasks, step: EvalResult(400, 0.5, accuracy(step), 0.1, 3.0, 0.0, 0)  # type: ignore[method-assign]
+        run.runtime.rewards = lambda step, i: float(i % 2) + 0.1 * step  # type: ignore[attr-defined]
+
+    return spoil
+
+
+def test_the_former_best_goes_only_after_the_better_one_and_not_when_the_cadence_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[int, list[str]] = {}
+
+    def saving(step: int) -> None:
+        seen[step] = sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir())
+
+    path = session(
+        tmp_path, monkeypatch, heldout_curve(lambda step: 0.1 * step), words=[*CURVES, "save_steps=2"],
+        heldout=TASKS[:2], saving=saving,
+    )  # fmt: skip
+    assert json.loads(path.read_text())["best"]["step"] == 6
+    assert seen[4] == ["step_2", "step_3"], "the best so far is there while a better one is written"
+    assert sorted(p.name for p in (path.parent / "checkpoints").iterdir()) == ["step_2", "step_4", "step_6"]
+
+
+def test_a_collapse_whose_weights_could_not_be_saved_is_still_a_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def saving(step: int) -> None:
+        if step > 1:
+            raise OSError(28, "No space left on device")
+
+    path = session(
+        tmp_path, monkeypatch, heldout_curve(lambda step: 0.9 - 0.2 * step), words=CURVES, heldout=TASKS[:2],
+        saving=saving,
+    )  # fmt: skip
+    verdict = json.loads(path.read_text())
+    assert verdict["status"] == "FAIL"
+    assert verdict["guard"]["fired"] is True
+    assert "No space left" in verdict["reasons"][0]
+    assert verdict["reasons"][1] == verdict["guard"]["reason"]

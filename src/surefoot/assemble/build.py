@@ -11,11 +11,15 @@ import torch
 from surefoot.assemble.inputs import Inputs
 from surefoot.assemble.memory import keep_freed_memory
 from surefoot.config import Config
+from surefoot.data.files import SUFFIXES, read_task_file
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.envs.reward_pool import RewardPool
 from surefoot.envs.single_turn import SingleTurnEnvironment
 from surefoot.errors import ConfigError, TaskError
+from surefoot.guards.collapse import HeldOutGuard
 from surefoot.maths.losses import LossSettings
+from surefoot.maths.preference import PreferencePair
+from surefoot.policy.channels import Channels, ChannelSettings, WorkedExamples, make_channels
 from surefoot.policy.chat import ChatCodec
 from surefoot.policy.learner import GRPOLearner, LearnerSettings
 from surefoot.policy.load import Policy, load_policy, resolve_device
@@ -82,7 +86,8 @@ def build(config: Config, base: Path, inputs: Inputs, pool: RewardPool) -> Parts
         collector, train=_sampling(config, width), evaluation=_eval_sampling(config, width),
         max_failures=config.max_reward_failures,
     )  # fmt: skip
-    learner = GRPOLearner(policy.model, learner_settings(config, codec.pad_token_id))
+    channels = _channels(config, base, policy, codec, train)
+    learner = GRPOLearner(policy.model, learner_settings(config, codec.pad_token_id), channels)
     cramped = sum(len(prompts[t.id]) + config.max_completion_length > width for t in (*train, *heldout))
     return Parts(policy, codec, learner, runtime, train, heldout, left_out, cramped)
 
@@ -139,4 +144,66 @@ def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
         mask_truncated=config.mask_truncated_completions,
         reference_sync_steps=None if every == "never" else every,
         parity_tolerance=tolerance if config.parity_tolerance is None else config.parity_tolerance,
+    )  # fmt: skip
+
+
+def _channels(config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task]) -> Channels | None:
+    """The losses beside the policy's; None when their weights are 0."""
+    settings = ChannelSettings(
+        alpha_sdpo=config.alpha_sdpo, beta_replay=config.beta_replay, sdpo_mixing=config.sdpo_mixing,
+        dead_channel_steps=config.dead_channel_steps, temperature=config.temperature, pad_token_id=codec.pad_token_id,
+        max_tokens=policy.spec.max_positions, microbatch_size=config.microbatch_size,
+        mask_truncated=config.mask_truncated_completions, seed=config.seed,
+    )  # fmt: skip
+    hinted = WorkedExamples(codec, {task.id: task.messages() for task in train})
+    replayed = config.beta_replay > 0 and config.replay_pairs is not None
+    pairs = read_pairs(config.replay_pairs or "", base, policy, codec) if replayed else None
+    return make_channels(settings, net=policy.model, hinted=hinted, pairs=pairs)
+
+
+def read_pairs(source: str, base: Path, policy: Policy, codec: ChatCodec) -> list[PreferencePair]:
+    """The rows of `replay_pairs`, {"prompt", "chosen", "rejected"} and optionally "source", as tokens."""
+    path = base / Path(source).expanduser()
+    if not path.is_file() or path.suffix.lower() not in SUFFIXES:
+        raise TaskError(
+            f"replay_pairs = {source!r} is not a file that ends in {', '.join(SUFFIXES)}",
+            f"it was looked for as {path}",
+            'write one {"prompt": ..., "chosen": ..., "rejected": ...} per line',
+        )
+    pairs = []
+    for row in read_task_file(path):
+        chosen, rejected = (_answer(row, side, policy) for side in ("chosen", "rejected"))
+        source = row.columns.get("source", row.id)
+        pairs.append(PreferencePair(codec.encode_prompt(row.messages()), chosen, rejected, source=str(source or "")))
+    return pairs
+
+
+def _answer(row: Task, side: str, policy: Policy) -> tuple[int, ...]:
+    """A recorded answer as the policy would have said it: its tokens, and the end of the turn."""
+    text = row.columns.get(side)
+    if not isinstance(text, str):
+        raise TaskError(
+            f"replay_pairs: the pair {row.id} has no text {side!r}",
+            "a preference is between two answers",
+            'write one {"prompt": ..., "chosen": ..., "rejected": ...} per line',
+        )
+    ids = tuple(policy.tokenizer(text, add_special_tokens=False).input_ids)
+    if any(token in policy.stop_ids for token in ids):
+        raise TaskError(
+            f"replay_pairs: {side!r} of the pair {row.id} holds an end token",
+            "nothing that the policy says goes on after one",
+            "leave end tokens out; one is added to every answer",
+        )
+    return (*ids, policy.tokenizer.eos_token_id) if ids else ()
+
+
+def make_guard(config: Config, heldout: Sequence[Task]) -> HeldOutGuard | None:
+    """The guard that `[guard]` describes; None when it is off or has nothing to look at."""
+    keys = config.guard
+    if keys.mode == "off" or not heldout:
+        return None
+    return HeldOutGuard(
+        min_steps=keys.min_evals, decline_patience=keys.decline_patience, ema_alpha=keys.ema_alpha,
+        kl_hard_stop=keys.kl_hard_stop, max_proxy_real_gap=keys.max_proxy_real_gap, rules=keys.rules,
+        margin_se=keys.margin_se,
     )  # fmt: skip

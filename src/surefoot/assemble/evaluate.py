@@ -16,13 +16,16 @@ def evaluate(run_dir: Path, checkpoint: str | None, view: View) -> dict[str, flo
     """Held-out metrics of a run's last (or named) checkpoint.
 
     Args:
-        checkpoint: folder name under `checkpoints/`, such as "step_150"; the newest when None.
+        checkpoint: folder name under `checkpoints/`, such as "step_150"; "best" is the one that the verdict names, and
+            None the newest.
     """
     folder = RunFolder.open(run_dir)
     weights = _checkpoint(folder, checkpoint)
     loaded = load_config(folder.config)
     inputs = read_inputs(loaded.config, loaded.base)
-    config = loaded.config.model_copy(update={"model": str(weights.absolute())})
+    # Answering needs no training channels, nor the files they read.
+    answering = {"model": str(weights.absolute()), "alpha_sdpo": 0.0, "beta_replay": 0.0, "replay_pairs": None}
+    config = loaded.config.model_copy(update=answering)
     with RewardPool(inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s) as pool:
         view.start([f"evaluating {weights}"])
         from surefoot.assemble.build import build  # torch: after the reward workers are forked
@@ -35,6 +38,8 @@ def evaluate(run_dir: Path, checkpoint: str | None, view: View) -> dict[str, flo
 
 
 def _checkpoint(folder: RunFolder, name: str | None) -> Path:
+    if name == "best":
+        return folder.best_checkpoint()
     found = [path for path in folder.checkpoints() if name in (None, path.name)]
     if not found:
         raise StateError(

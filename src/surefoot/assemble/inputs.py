@@ -10,7 +10,7 @@ from typing import Any
 
 from surefoot.config import Config
 from surefoot.data.files import tasks_from_rows
-from surefoot.data.heldout import repeated_prompts, split_heldout
+from surefoot.data.heldout import HeldoutSplit, repeated_prompts, split_heldout
 from surefoot.data.sources import load_tasks
 from surefoot.data.tasks import TaskSet
 from surefoot.envs.grading import builtin_scorer, load_reward
@@ -33,6 +33,10 @@ class Inputs:
     functions: Mapping[str, RewardFunction]
     weights: Mapping[str, float]
     metric: str | None
+    border: HeldoutSplit[Task] | None = None
+    """All held-out tasks, for the task stream to refuse; None when nothing is held out."""
+    heldout_metric: str = "eval_accuracy"
+    """What the guard watches: `guard.metric`, resolved."""
 
 
 def read_inputs(
@@ -49,13 +53,13 @@ def read_inputs(
         task_set = load_tasks(config.tasks, base=base, num_tasks=config.num_tasks, seed=config.seed)
     else:
         task_set = TaskSet.of("python", tasks_from_rows(rows), None)
-    train, heldout = _split(config, task_set)
+    train, heldout, border = _split(config, task_set)
     graders, weights = _rewards(config, base, task_set, functions)
     metric = _metric(config, base, task_set, graders)
-    return Inputs(task_set, train, heldout, graders, weights, metric)
+    return Inputs(task_set, train, heldout, graders, weights, metric, border, _heldout_metric(config, metric))
 
 
-def _split(config: Config, task_set: TaskSet) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+def _split(config: Config, task_set: TaskSet) -> tuple[tuple[Task, ...], tuple[Task, ...], HeldoutSplit[Task] | None]:
     train, heldout = split_heldout(task_set.tasks, config.heldout_fraction)
     if len(train) < config.tasks_per_step:
         raise TaskError(
@@ -71,7 +75,8 @@ def _split(config: Config, task_set: TaskSet) -> tuple[tuple[Task, ...], tuple[T
             "remove the repeated rows",
         )
     chosen = sorted(heldout, key=lambda task: hashlib.sha256(task.id.encode()).digest())[: config.eval_tasks]
-    return train, tuple(chosen)
+    border = HeldoutSplit(train, heldout, near=None) if heldout else None  # two sums are alike and not the same
+    return train, tuple(chosen), border
 
 
 def _rewards(
@@ -121,3 +126,17 @@ def _metric(config: Config, base: Path, task_set: TaskSet, graders: dict[str, Re
             return name
     graders[SOLVED] = function
     return SOLVED
+
+
+def _heldout_metric(config: Config, metric: str | None) -> str:
+    """`guard.metric` resolved: accuracy where there is a task metric, else the reward on held-out tasks."""
+    wanted = config.guard.metric
+    if wanted == "eval_accuracy" and metric is None and config.guard.mode != "off":
+        raise ConfigError(
+            "guard.metric = eval_accuracy, and these tasks have no metric of their own",
+            "the guard would watch a number that nobody measures",
+            'give eval_metric ("exact", or file.py:function), or set guard.metric = "eval_reward"',
+        )
+    if wanted == "auto":
+        return "eval_reward" if metric is None else "eval_accuracy"
+    return wanted

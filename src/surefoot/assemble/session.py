@@ -1,7 +1,8 @@
 """One training run inside its folder: start, go, and leave a verdict whatever happens.
 
 Promises   a start that is refused leaves no folder behind; once step 1 has begun there is always
-           a verdict.json that says how it ended; the final weights are saved before the verdict.
+           a verdict.json that says how it ended; the final weights are saved before the verdict, and so are
+           those of a run that the guard stopped; the best checkpoint goes only after a better one is complete.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.assemble.inputs import Inputs, RewardFunction, read_inputs
+from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
 from surefoot.data.tasks import TaskStream
 from surefoot.envs.reward_pool import RewardPool
-from surefoot.errors import InvariantError, StoppedError, StorageError, SurefootError
-from surefoot.guards.verdict import Judgement, judge_run
+from surefoot.errors import CollapseStopError, InvariantError, StoppedError, StorageError, SurefootError
+from surefoot.guards.verdict import Judgement, best_facts, guard_facts, judge_run, way_out
 from surefoot.records import Group, TrainSample, Verdict
 from surefoot.store.durable import write_lines
 from surefoot.store.environment import environment_record
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.console import View, batch_arithmetic
 from surefoot.tracking.log import MetricsLog
+from surefoot.tracking.plan import guard_warning
+from surefoot.tracking.view import best_text
 
 if TYPE_CHECKING:
     from surefoot.assemble.build import Parts
@@ -64,7 +68,7 @@ def train(
         folder.write_config(loaded.resolved)
         pool.start()  # before torch: a fork of a threaded process is not safe
         parts = _start(loaded, inputs, pool, folder, view)
-        run = _make_run(loaded, parts, folder, view)
+        run = _make_run(loaded, inputs, parts, folder, view)
         started = True  # from here on the folder stays, with a verdict, however it ends
         return _go(loaded, run, folder, view)
     except BaseException:
@@ -97,6 +101,7 @@ def _start(loaded: LoadedConfig, inputs: Inputs, pool: RewardPool, folder: RunFo
             f"{parts.cramped} prompts leave less room in the context than max_completion_length: cut sooner",
             "lower max_completion_length, or leave them out with max_prompt_length",
         )
+    _warn_of_guard(config, inputs, view)
     if config.preflight_tasks:
         parts.runtime.publish(parts.learner.weights(), 0)
         probe = TaskStream(parts.train, config.seed).take(min(config.preflight_tasks, len(parts.train)))
@@ -104,7 +109,19 @@ def _start(loaded: LoadedConfig, inputs: Inputs, pool: RewardPool, folder: RunFo
     return parts
 
 
-def _make_run(loaded: LoadedConfig, parts: Parts, folder: RunFolder, view: View) -> Run:
+def _warn_of_guard(config: Config, inputs: Inputs, view: View) -> None:
+    if found := guard_warning(config):
+        view.warn(*found)
+    fell_back = config.guard.metric == "auto" and inputs.heldout_metric == "eval_reward"
+    if fell_back and config.guard.mode != "off" and inputs.heldout:
+        view.warn(
+            "the guard watches eval_reward, the reward itself: these tasks have no metric of their own",
+            "give eval_metric, so that a gamed reward can be told from a solved task",
+        )
+
+
+def _make_run(loaded: LoadedConfig, inputs: Inputs, parts: Parts, folder: RunFolder, view: View) -> Run:
+    from surefoot.assemble.build import make_guard
     from surefoot.loop import Hooks, Run
     from surefoot.policy.checkpoint import save_checkpoint
 
@@ -125,15 +142,22 @@ def _make_run(loaded: LoadedConfig, parts: Parts, folder: RunFolder, view: View)
                 parts.policy.model, parts.policy.tokenizer, target, step=step, version=parts.learner.version
             )
 
+    def best(step: int, former: int | None) -> None:
+        save(step)
+        every = loaded.config.save_steps
+        if former is not None and not (every and former % every == 0):  # a better one is complete: now, not before
+            folder.remove_checkpoint(former)
+
     hooks = Hooks(
-        log=log, evaluated=evaluated, warn=view.warn, save=save,
+        log=log, evaluated=evaluated, warn=view.warn, save=save, best=best,
         keep_groups=lambda step, groups: write_lines(folder.rollouts(step), _lines(groups)),
         refused=lambda step, samples: write_lines(folder.logs / f"refused_step_{step}.jsonl", _dump(samples)),
     )  # fmt: skip
-    stream = TaskStream(parts.train, loaded.config.seed)
+    stream = TaskStream(parts.train, loaded.config.seed, heldout=inputs.border)
     return Run(
         config=loaded.config, runtime=parts.runtime, learner=parts.learner, codec=parts.codec,
         next_tasks=stream.take, heldout=parts.heldout, hooks=hooks,
+        guard=make_guard(loaded.config, parts.heldout), heldout_metric=inputs.heldout_metric,
     )  # fmt: skip
 
 
@@ -158,26 +182,59 @@ def _go(loaded: LoadedConfig, run: Run, folder: RunFolder, view: View) -> Outcom
             "asked to stop",
             f"surefoot eval {folder.root}" if whole else "earlier checkpoints, if any, are whole; start again",
         ) from stop
+    except CollapseStopError as stop:
+        with contextlib.suppress(StorageError):  # as below
+            _finish(loaded, run, folder, view, began, code=stop.exit_code)
+        raise CollapseStopError(
+            stop.what, stop.why, way_out(_best(run, folder), run.config.model, folder.root), stop.status
+        ) from None
     except Exception as error:
-        status = Verdict.FAIL if isinstance(error, InvariantError) else Verdict.ERROR
+        status = Verdict.FAIL if isinstance(error, InvariantError) or _collapse(run) else Verdict.ERROR
         what = error.what if isinstance(error, SurefootError) else str(error)
+        reasons = (f"{type(error).__name__}: {what}", *filter(None, [_collapse(run)]))
         with contextlib.suppress(StorageError):  # the error itself matters more than its record
-            _write_verdict(folder, run, Judgement(status, (f"{type(error).__name__}: {what}",)), began)
+            _write_verdict(folder, run, Judgement(status, reasons), began)
         raise
     run.hooks.save(run.step)
+    return _finish(loaded, run, folder, view, began)
+
+
+def _finish(
+    loaded: LoadedConfig, run: Run, folder: RunFolder, view: View, began: float, code: int | None = None
+) -> Outcome:
+    """Judge, write the verdict, then show it; `code` is the exit code where the verdict alone does not decide it."""
     target = None if run.config.target_metric is None else (run.config.target_metric, run.config.target_value or 0.0)
     metrics = run.last_metrics | run.last_eval
     judgement = judge_run(
         planned=run.config.max_steps, executed=run.step, target=target, metrics=metrics,
         refused=run.step - run.learner.version, samples=run.checked["samples"],
-        moved=0 if run.learner.census is None else run.learner.census.moved,
+        moved=0 if run.learner.census is None else run.learner.census.moved, collapse=_collapse(run),
     )  # fmt: skip
     _write_verdict(folder, run, judgement, began, shown_target=loaded.shown_target)
-    outcome = Outcome(
-        judgement.status, judgement.reasons, folder.root, 0 if judgement.status is Verdict.PASS else 1, metrics
-    )
+    code = (0 if judgement.status is Verdict.PASS else 1) if code is None else code
+    outcome = Outcome(judgement.status, judgement.reasons, folder.root, code, metrics)
+    view.note(_notes(run, folder))
     view.finish(outcome)
     return outcome
+
+
+def _collapse(run: Run) -> str:
+    """Why the guard fired; empty while it has not."""
+    status = None if run.guard is None else run.guard.last_status
+    return status.reason if status is not None and status.fire else ""
+
+
+def _best(run: Run, folder: RunFolder) -> dict[str, Any] | None:
+    """The best evaluation; its weights are named only where they are."""
+    kept = run.best and folder.checkpoint(run.best[0]).is_dir()
+    return best_facts(run.best, run.heldout_metric, at_start=run.at_start, kept=kept)
+
+
+def _notes(run: Run, folder: RunFolder) -> list[str]:
+    """For the last block: the two curves of a run that the guard stopped, and the best weights."""
+    curves = run.guard.curves().splitlines() if run.guard is not None and _collapse(run) else []
+    best = _best(run, folder)
+    return curves if best is None else [*curves, best_text(best)]
 
 
 def _write_verdict(
@@ -189,6 +246,8 @@ def _write_verdict(
         "version": run.learner.version,
         "target": None if run.config.target_metric is None else [run.config.target_metric, run.config.target_value],
         "shown_target": None if shown_target is None else list(shown_target),
+        "best": _best(run, folder),
+        "guard": guard_facts(run.guard, run.config.guard.mode, run.heldout_metric),
         "metrics": run.last_metrics | run.last_eval,
         "invariants_checked": run.checked | {"trained_tokens": run.learner.checked_tokens},
         "seconds": time.perf_counter() - began,

@@ -67,7 +67,7 @@ class Draft:
         config = self._typed()
         self.doubted |= self.suspects - set(self.values)
         if config is not None:
-            for line in [*config.problems(), *_name_problems(config)]:
+            for line in [*config.problems(), *_name_problems(config), *_guard_problems(config)]:
                 named = set(re.findall(r"[a-z][a-z0-9_.]*[a-z0-9]", line))
                 if not named & self.doubted:
                     self.problem(self._place_of(line), line)
@@ -163,3 +163,37 @@ def _name_problems(config: Config) -> Iterator[str]:
             f"run_name = {_shown(name)}: names a folder, so letters, digits, dot, dash and underscore, at most 64; "
             f'write "{better}"'
         )
+
+
+def _guard_problems(config: Config) -> Iterator[str]:
+    """Settings of `[guard]` that would make a guard which looks like one and stops nothing."""
+    guard = config.guard
+    if guard.ema_alpha > 1:
+        yield f"guard.ema_alpha = {guard.ema_alpha}: must be at most 1"
+    if guard.metric == "eval_accuracy" and config.eval_metric == "none":
+        yield 'guard.metric = eval_accuracy with eval_metric = none: it is never measured; use guard.metric = "auto"'
+    if guard.kl_hard_stop is not None and config.beta == 0:
+        yield (
+            f"guard.kl_hard_stop = {guard.kl_hard_stop} with beta = 0: no KL is measured without a reference; "
+            "set beta above 0 (1e-6 measures and hardly weighs), or leave the limit out"
+        )
+    if guard.kl_hard_stop is not None and config.reference_sync_steps != "never":
+        yield (
+            f"guard.kl_hard_stop = {guard.kl_hard_stop} with reference_sync_steps = {config.reference_sync_steps}: the "
+            "KL to a reference that follows is not the KL to the initial policy; leave one of them out"
+        )
+    if guard.rules is not None:
+        yield from _rule_problems(guard.rules, {"kl": guard.kl_hard_stop, "gap": guard.max_proxy_real_gap})
+
+
+def _rule_problems(rules: tuple[str, ...], limits: Mapping[str, float | None]) -> Iterator[str]:
+    keys = {"kl": "guard.kl_hard_stop", "gap": "guard.max_proxy_real_gap"}
+    if not rules:
+        yield 'guard.rules = []: no rule is on; write guard.mode = "off" to train without a guard'
+    if len(set(rules)) != len(rules):
+        yield f"guard.rules = {list(rules)}: names one twice"
+    if "kl" in rules and limits["kl"] is None:
+        yield "guard.rules names kl without a limit; set guard.kl_hard_stop"
+    for name, limit in limits.items():
+        if limit is not None and name not in rules:
+            yield f"{keys[name]} = {limit} with guard.rules that do not name {name}: add it, or leave the limit out"

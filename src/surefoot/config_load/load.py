@@ -112,7 +112,7 @@ def _from_here(key: str, value: Any) -> Any:
     here = Path.cwd()
     if key == "reward_funcs" and isinstance(value, list):
         return [_absolute_text(item, here) if isinstance(item, str) else item for item in value]
-    if key == "output_dir" and isinstance(value, str):
+    if key in ("output_dir", "replay_pairs") and isinstance(value, str):
         return _absolute_text(value, here)
     if key in ("tasks", "model") and isinstance(value, str) and _is_path(value, here):
         return _absolute_text(value, here)
@@ -128,8 +128,9 @@ def _absolute(config: Config, base: Path) -> Config:
     if ".py:" in config.eval_metric:
         changed["eval_metric"] = _absolute_text(config.eval_metric, base)
     changed["reward_funcs"] = tuple(_absolute_text(item, base) for item in config.reward_funcs)
-    if config.output_dir is not None:
-        changed["output_dir"] = _absolute_text(config.output_dir, base)
+    for name in ("output_dir", "replay_pairs"):
+        if (given := getattr(config, name)) is not None:
+            changed[name] = _absolute_text(given, base)
     return config.model_copy(update=changed)
 
 

@@ -1,28 +1,257 @@
-"""Which tasks are never trained on: a pure function of the task's id.
+"""Which tasks are never trained on: a pure function of the task's id, and proof that nothing crosses.
 
 Owns       the border between training tasks and held-out tasks.
 Promises   a task keeps its side when others are added, removed or reordered; a larger
-           fraction only adds held-out tasks; no side is ever silently empty.
-Never      looks at the seed, the position, the order, or Python's `hash()`.
+           fraction only adds held-out tasks; no side is ever silently empty; no id, no content
+           and no near-duplicate is on both sides of a `HeldoutSplit`.
+Never      looks at the position, the order, or Python's `hash()`.
 
-Read next: `tasks.py`, which deals out the training side.
+    tasks --split(by hash of id or group)--> train | held out --refuse(ids, contents, near-duplicates)--> HeldoutSplit
+
+Read next: `content.py` and `near_duplicates.py` for what "the same" means; `tasks.py` deals out the training side.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from surefoot.data.content import Content, field_of, task_content
+from surefoot.data.near_duplicates import THRESHOLD, near_duplicates
 from surefoot.errors import ConfigError, TaskError
-from surefoot.records import Message, Task
+from surefoot.records import Task
 
+T = TypeVar("T")
+View = Callable[[Any], Content | str | None]
+"""What a task asks, for comparison: `Content.of(prompt, targets)`, or just the text."""
+
+How = Literal["id", "content", "near"]
+
+SHOWN = 5
+MAX_NEAR = 1000
 _RANGE = 2**64
 
 
-def is_heldout(task_id: str, fraction: float) -> bool:
-    """Whether this id falls into the held-out share.
+class Leak(NamedTuple):
+    """A task that must not be trained on, and the held-out task that it repeats."""
 
-    The first 8 bytes of SHA-256(id), read as a number in [0, 1), lie below `fraction`.
+    task_id: str
+    heldout_id: str
+    how: How
+    overlap: float
+
+    def __str__(self) -> str:
+        if self.how == "id":
+            return repr(self.task_id)
+        alike = "has the content of" if self.how == "content" else f"is {self.overlap:.0%} like"
+        return f"{self.task_id!r} {alike} {self.heldout_id!r}"
+
+
+class HeldoutLeakError(TaskError):
+    """Tasks are on both sides of the border; `leaks` names them."""
+
+    def __init__(self, what: str, why: str, fix: str, leaks: Sequence[Leak] = ()) -> None:
+        super().__init__(what, why, fix)
+        self.leaks = tuple(leaks)
+
+
+class HeldoutSplit(Generic[T]):
+    """Training tasks and held-out tasks that were shown to have nothing in common.
+
+    A task is a `Task`, a row (mapping) or object with a `task_id` or `id`, or a bare id. Rows and objects are also
+    compared by `prompt` and targets; a bare id has no content to compare.
+
+    Example:
+        >>> split = HeldoutSplit([Task(id="a", prompt="1+1=")], [Task(id="b", prompt="2+2=")])
+        >>> split.heldout_ids, split.leaks([Task(id="c", prompt="2 + 2 =")])[0].how
+        (frozenset({'b'}), 'near')
+    """
+
+    def __init__(
+        self, train: Iterable[T], heldout: Iterable[T], *,
+        content: View | None = task_content, near: float | None = THRESHOLD,
+    ) -> None:  # fmt: skip
+        """Keep both sides as given, or raise.
+
+        Args:
+            content: how to see what a task asks; None compares ids alone.
+            near: overlap from which two prompts are nearly the same; None looks for exact copies alone.
+        """
+        self.train, self.heldout = _side("train", train), _side("heldout", heldout)
+        self.train_ids, self.heldout_ids = frozenset(map(task_id, self.train)), frozenset(map(task_id, self.heldout))
+        self._view, self._near = content, near
+        self._contents = [(task_id(task), seen) for task in self.heldout if (seen := self._content(task)) is not None]
+        self._copies: dict[str, dict[str, str]] = {}
+        for known, seen in self._contents:
+            self._copies.setdefault(seen.prompt_hash, {}).setdefault(seen.targets_hash, known)
+        self.refuse(self.train)
+
+    @classmethod
+    def split(
+        cls, tasks: Iterable[T], holdout_frac: float, seed: int = 0, *,
+        group: Callable[[T], Hashable] | str | None = None,
+        content: View | None = task_content, near: float | None = THRESHOLD,
+    ) -> HeldoutSplit[T]:  # fmt: skip
+        """Divide `tasks` by a hash of (seed, id); both sides come back sorted by id.
+
+        Args:
+            holdout_frac: expected share of held-out ids (or groups), in (0, 1).
+            seed: another seed, another split; 0 is the rule of the config key `heldout_fraction`.
+            group: a function, or the name of a column, that gives each task's group; a group stays on one side.
+        """
+        if not _is_share(holdout_frac):
+            raise _refused("holdout_frac", holdout_frac, "both sides need tasks, so the share lies inside (0, 1)")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise _refused("seed", seed, "the seed is a whole number, so that it can be repeated")
+        by_id = {task_id(task): task for task in _side("tasks", tasks)}
+        keys = {known: known if group is None else _group(task, known, group) for known, task in by_id.items()}
+        held = {key: is_heldout(key, holdout_frac, seed) for key in set(keys.values())}
+        sides: tuple[list[T], list[T]] = ([], [])
+        for known in sorted(by_id):
+            sides[held[keys[known]]].append(by_id[known])
+        _refuse_empty_side(f"holdout_frac = {holdout_frac}", "holdout_frac", len(held), sides)
+        return cls(*sides, content=content, near=near)
+
+    def leaks(self, tasks: Iterable[T], *, near: bool = True) -> tuple[Leak, ...]:
+        """Which of `tasks` repeat a held-out task, each once: by id, else by content, else by likeness."""
+        found: list[Leak] = []
+        rest: list[tuple[str, Content]] = []
+        for task in tasks:
+            known, seen = task_id(task), self._content(task)
+            copied = known if known in self.heldout_ids else self._copy_of(seen)
+            if copied is not None:
+                found.append(Leak(known, copied, "id" if known in self.heldout_ids else "content", 1.0))
+            elif seen is not None:
+                rest.append((known, seen))
+        return (*found, *self._near_leaks(rest if near else []))
+
+    def refuse(self, tasks: Iterable[T], *, near: bool = True) -> None:
+        """Raise `HeldoutLeakError` if any of `tasks` repeats a held-out task; for what a generator made, too."""
+        leaks = self.leaks(tasks, near=near)
+        if not leaks:
+            return
+        counts = Counter(leak.how for leak in leaks)
+        kinds = ", ".join(f"{counts[how]} by {name}" for how, name in _HOW.items() if counts[how])
+        more = f" and {len(leaks) - SHOWN} more" if len(leaks) > SHOWN else ""
+        raise HeldoutLeakError(
+            f"{len(leaks)} task(s) to train on are held out ({kinds}): {'; '.join(map(str, leaks[:SHOWN]))}{more}",
+            "held-out accuracy would measure memory",
+            "remove them from one side, or keep both on one side with group=; docs/heldout.md",
+            leaks,
+        )
+
+    def describe(self) -> str:
+        """One line: sizes, and what was compared with what."""
+        total = len(self.train) + len(self.heldout)
+        compared = sum(self._content(task) is not None for task in (*self.train, *self.heldout))
+        near = "not searched" if self._near is None else f"none from an overlap of {self._near} on"
+        return (
+            f"{len(self.train)} tasks to train on, {len(self.heldout)} held out; no id on both sides; "
+            f"contents compared: {compared} of {total}; near-duplicates: {near if compared else 'not searched'}"
+        )
+
+    def _content(self, task: T) -> Content | None:
+        seen = None if self._view is None else self._view(task)
+        return Content.of(seen) if isinstance(seen, str) else seen
+
+    def _copy_of(self, seen: Content | None) -> str | None:
+        """Id of a held-out task with this prompt and targets; a missing target contradicts nothing."""
+        targets = {} if seen is None else self._copies.get(seen.prompt_hash, {})
+        if seen is None or not targets:
+            return None
+        mine = seen.targets_hash
+        return targets.get(mine, targets.get("")) if mine else next(iter(targets.values()))
+
+    def _near_leaks(self, rest: Sequence[tuple[str, Content]]) -> list[Leak]:
+        if self._near is None or not rest or not self._contents:
+            return []
+        sides = [seen for _, seen in rest], [seen for _, seen in self._contents]
+        pairs = near_duplicates(*sides, self._near, limit=MAX_NEAR)
+        closest = {pair.left: pair for pair in sorted(pairs, key=lambda pair: (pair.overlap, -pair.right))}
+        return [Leak(rest[at][0], self._contents[pair.right][0], "near", pair.overlap) for at, pair in closest.items()]
+
+
+_HOW: dict[How, str] = {"id": "id", "content": "content", "near": "likeness"}
+
+
+def task_id(task: object) -> str:
+    """The id of a task, row or object, or the id itself; a missing one is refused."""
+    value = task
+    if isinstance(task, Task):
+        value = task.id
+    elif not isinstance(task, str | int):
+        value = field_of(task, "task_id")
+        value = field_of(task, "id") if value is None else value
+    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+        raise TaskError(
+            f"a task has no id: {task!r:.80}",
+            "what is held out is known by its id",
+            "give it a non-empty task_id (text or a whole number), or pass the ids themselves",
+        )
+    return str(value)
+
+
+def _side(name: str, tasks: Iterable[T]) -> tuple[T, ...]:
+    """The tasks of one side: at least one, every id once."""
+    if isinstance(tasks, str | bytes | Mapping):
+        raise TaskError(f"{name} is {type(tasks).__name__}", "its parts are not tasks", "pass a list of tasks or ids")
+    fixed = tuple(tasks)
+    if not fixed:
+        raise TaskError(f"{name} has no tasks", "an empty side proves nothing", "bring at least one task")
+    repeated = [known for known, count in Counter(map(task_id, fixed)).items() if count > 1]
+    if repeated:
+        raise TaskError(
+            f"{name} has {len(repeated)} id(s) more than once: {', '.join(map(repr, repeated[:SHOWN]))}",
+            "a task counted twice weighs twice, and one of the two may be another task",
+            "make the ids unique",
+        )
+    return fixed
+
+
+def _group(task: T, known: str, group: Callable[[T], Hashable] | str) -> str:
+    if isinstance(group, str):
+        columns = task.columns if isinstance(task, Task) else task
+        value = field_of(columns, group)
+    else:
+        value = group(task)
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise TaskError(
+            f"task {known!r} has the group {value!r}",
+            "a group is named by text or a whole number, the same in every process",
+            "give every task a group; one that belongs to none can use its own id",
+        )
+    return str(value)
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < 1  # NaN, True and False are not inside
+
+
+def _refused(name: str, value: object, why: str) -> ConfigError:
+    return ConfigError(f"{name} is {value!r}", why, "use for example holdout_frac = 0.1, seed = 0")
+
+
+def _refuse_empty_side(asked: str, key: str, units: int, sides: tuple[Sequence[Any], Sequence[Any]]) -> None:
+    train, heldout = map(len, sides)
+    if not (train and heldout):
+        raise TaskError(
+            f"{asked} splits {train + heldout} tasks ({units} ids or groups) into {train} to train on and {heldout} "
+            "held out",
+            "an accuracy over no tasks, or a training over none, would say nothing",
+            f"bring more tasks or smaller groups, or change {key}",
+        )
+
+
+# -- the rule, and the split by a config's heldout_fraction ---------------------
+
+
+def is_heldout(task_id: str, fraction: float, seed: int = 0) -> bool:
+    """Whether this id (or group) falls into the held-out share.
+
+    The first 8 bytes of SHA-256(id), read as a number in [0, 1), lie below `fraction`. A seed other than 0 is
+    written in front of the id.
 
     Example:
         >>> is_heldout("sums/47+85", 0.0), is_heldout("sums/47+85", 1.0)
@@ -34,7 +263,8 @@ def is_heldout(task_id: str, fraction: float) -> bool:
             "a share of the tasks lies between 0 and 1",
             "use for example heldout_fraction = 0.1",
         )
-    digest = hashlib.sha256(task_id.encode("utf-8")).digest()
+    text = f"{seed}/{task_id}" if seed else task_id
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < int(fraction * _RANGE)
 
 
@@ -55,19 +285,11 @@ def split_heldout(tasks: Sequence[Task], fraction: float) -> tuple[tuple[Task, .
 
 
 def repeated_prompts(train: Sequence[Task], heldout: Sequence[Task]) -> tuple[tuple[str, str], ...]:
-    """Pairs (train id, held-out id) that ask the same thing under two ids.
+    """Pairs (train id, held-out id) that ask the same thing under two ids, whatever their targets.
 
     The split goes by id, so a prompt that occurs twice may sit on both sides; what is
-    measured there is memory. Case and whitespace are ignored.
+    measured there is memory. Prompts are compared under the rule of `content.py`.
     """
-    seen = {_normal(task): task.id for task in train}
-    keys = ((_normal(task), task.id) for task in heldout)
-    return tuple((seen[key], task_id) for key, task_id in keys if key in seen)
-
-
-def _normal(task: Task) -> tuple[tuple[str, str], ...]:
-    return tuple(_normal_message(message) for message in task.messages())
-
-
-def _normal_message(message: Message) -> tuple[str, str]:
-    return str(message["role"]), " ".join(str(message["content"]).casefold().split())
+    seen = {Content.of(task.messages()).prompt: task.id for task in train}
+    keys = ((Content.of(task.messages()).prompt, task.id) for task in heldout)
+    return tuple((seen[key], known) for key, known in keys if key in seen)

@@ -2,7 +2,8 @@
 
 Owns       the order in which tasks are visited.
 Promises   every task exactly once per epoch; no task twice in one `take`; the order is a
-           function of (seed, epoch, ids) alone; a restored stream goes on where it stopped.
+           function of (seed, epoch, ids) alone; a restored stream goes on where it stopped;
+           a task that the border names is refused, on the way in and on the way out.
 Never      loses a task at an epoch's border, uses a global random state, or Python's `hash()`.
 
 Read next: `sources.py`, where task sets come from.
@@ -15,12 +16,19 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from surefoot.errors import ConfigError, StateError, TaskError
 from surefoot.records import Task
 
 Scorer = Literal["exact", "reasoning_gym"]
+
+
+class Border(Protocol):
+    """Knows what must never be trained on; `heldout.HeldoutSplit` is one."""
+
+    def refuse(self, tasks: Iterable[Any], *, near: bool = True) -> None:
+        """Raise if any of `tasks` is held out; `near` also looks for near-duplicates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +102,10 @@ class TaskStream:
         (['0', '1', '2'], 0)
     """
 
-    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
+    def __init__(self, tasks: Sequence[Task], seed: int, *, heldout: Border | None = None) -> None:
         refuse_empty_or_repeated(tasks, "the task stream")
+        self._heldout = heldout
+        self._refuse_heldout(tasks)
         self._tasks = {task.id: task for task in tasks}
         self._seed = seed
         self._epoch = 0
@@ -125,7 +135,9 @@ class TaskStream:
         if len(taken) < n:
             self._open_next_epoch(held=tuple(taken), needed=n - len(taken))
             taken += self._draw(n - len(taken))
-        return [self._tasks[task_id] for task_id in taken]
+        dealt = [self._tasks[task_id] for task_id in taken]
+        self._refuse_heldout(dealt)
+        return dealt
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on exactly here, as plain JSON data."""
@@ -152,6 +164,11 @@ class TaskStream:
             raise _foreign_state(f"epoch {epoch}, position {position}, needed {needed}, held {held}")
         self._epoch, self._position, self._needed, self._held = epoch, position, needed, tuple(held)
         self._order = self._arrange()
+
+    def _refuse_heldout(self, tasks: Sequence[Task]) -> None:
+        """By id and by content. Asked again for every take: the split was checked once, the pool lives on."""
+        if self._heldout is not None:
+            self._heldout.refuse(tasks, near=False)
 
     def _draw(self, n: int) -> list[str]:
         """Up to n ids from what is left of this epoch."""

@@ -47,6 +47,10 @@ MEANS: dict[str, tuple[str, str]] = {
     "seq_mult_prob_error/mean": ("seq_error", "seq_rows"),
     "seq_mult_prob_error/kept_mean": ("seq_kept_error", "seq_kept_rows"),
     "seq_mult_prob_error/masked_correct_share": ("seq_masked_correct", "seq_masked_judged"),
+    "sdpo/live_fraction": ("distill_rows_live", "distill_rows"),
+    "sdpo/teacher_gain": ("distill_gain", "distill_gain_tokens"),
+    "replay/accuracy": ("preference_wins", "preference_pairs"),
+    "replay/margin": ("preference_margin", "preference_pairs"),
 }
 """Metric: numerator and count. A count of zero, or a sum nobody collected, leaves the metric out."""
 
@@ -67,6 +71,10 @@ TOTALS: dict[str, str] = {
     "trained_tokens": "tokens",
     "trained_rows": "rows",
     "seq_mult_prob_error/masked_rows": "seq_masked_rows",
+    "sdpo/loss": "distill_loss",
+    "sdpo/too_long": "distill_too_long",
+    "replay/loss": "preference_loss",
+    "replay/pairs": "preference_pairs",
 }
 """Metric: a sum that is already the value."""
 

@@ -6,28 +6,29 @@ Promises   the gradient does not depend on the cut into microbatches; a step tha
            ratio is exactly 1; groups that cannot move anything cost no forward.
 Never      samples, grades, or decides when to stop.
 
-Read next: `forward.py` for the scores, `maths.losses` for the formulas.
+Read next: `forward.py` for the scores, `maths.losses` for the formulas, `channels.py` for the losses beside them.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from surefoot.config import MICROBATCH_TOKENS
 from surefoot.errors import InvariantError, NumericsError
 from surefoot.guards import invariants
 from surefoot.maths import stats
 from surefoot.maths.losses import LossSettings, StepTotals, policy_loss
 from surefoot.maths.packing import Batch, make_batch, step_totals
 from surefoot.policy.census import Census, take_census
+from surefoot.policy.channels import Channels
 from surefoot.policy.forward import score_batch
+from surefoot.policy.samples import cut
 from surefoot.policy.schedule import learning_rate_at
 from surefoot.protocols import StepReport, Weights
 from surefoot.records import TrainSample
@@ -63,10 +64,11 @@ class GRPOLearner:
 
     Args:
         net: a Hugging Face causal language model in eval mode.
+        channels: further losses of the step; None when there are none.
     """
 
-    def __init__(self, net: Any, settings: LearnerSettings) -> None:
-        self.net, self.settings = net, settings
+    def __init__(self, net: Any, settings: LearnerSettings, channels: Channels | None = None) -> None:
+        self.net, self.settings, self.channels = net, settings, channels
         self._version = 0
         self.census: Census | None = None
         self.reference = _frozen_copy(net) if settings.loss.beta > 0 else None
@@ -112,12 +114,15 @@ class GRPOLearner:
         )
         moving = [s for s in samples if self._moves(s)]
         self.optimiser.zero_grad(set_to_none=True)
-        parts = [self._backward(piece, totals, iteration) for piece in _cut(moving, settings.microbatch_size)]
+        parts = [self._backward(piece, totals, iteration) for piece in cut(moving, settings.microbatch_size)]
         if samples and not moving and self._version == 0 and iteration == 0:
             parts = [self._parity_only(samples)]
         metrics = stats.finish(stats.merge(parts))
         if iteration == 0 and samples:
             self._check_parity(metrics, moving or samples)
+        if self.channels is not None and math.isfinite(metrics.get("loss", 0.0)):
+            added = self.channels.backward(self.net, samples, self._version)
+            metrics = stats.finish(stats.merge([*parts, *added])) | self.channels.facts
         return self._apply(metrics, samples, moving)
 
     def _moves(self, sample: TrainSample) -> bool:
@@ -170,7 +175,7 @@ class GRPOLearner:
 
     def _parity_only(self, samples: Sequence[TrainSample]) -> stats.Sums:
         """Step 1 without a moving sample still compares sampler and learner."""
-        piece = next(_cut(list(samples), self.settings.microbatch_size))
+        piece = next(cut(list(samples), self.settings.microbatch_size))
         batch = self._pack(piece)
         with torch.no_grad():
             scores = score_batch(self.net, batch, temperature=self.settings.temperature, with_entropy=True)
@@ -193,7 +198,7 @@ class GRPOLearner:
             warmup_steps=settings.warmup_steps, max_steps=settings.max_steps,
         )  # fmt: skip
         metrics["learning_rate"] = rate
-        if not moving:
+        if not moving and "loss" not in metrics:  # a channel may have one where the samples have none
             if samples:  # every advantage is 0, so these are exact; without samples they are undefined
                 metrics |= {"loss": 0.0, "grad_norm": 0.0}
             self._version += 1  # a step without signal is a step: planned = executed
@@ -239,30 +244,6 @@ def nonfinite_error(samples: Sequence[TrainSample], in_a_row: int) -> NumericsEr
         "no such step was applied; the weights are those of the last finite one",
         "lower learning_rate, or look at the dumped batch in the run folder",
     )
-
-
-def _cut(samples: list[TrainSample], size: int) -> Iterator[list[TrainSample]]:
-    """Consecutive pieces of `size` rows; 0 adds whole groups up to a token budget."""
-    if size > 0:
-        yield from (samples[i : i + size] for i in range(0, len(samples), size))
-        return
-    piece: list[TrainSample] = []
-    tokens = 0
-    for group in _by_group(samples):
-        cost = len(group[0].prompt_ids) + sum(len(s.completion_ids) for s in group)
-        if piece and tokens + cost > MICROBATCH_TOKENS:
-            yield piece
-            piece, tokens = [], 0
-        piece, tokens = [*piece, *group], tokens + cost
-    if piece:
-        yield piece
-
-
-def _by_group(samples: Sequence[TrainSample]) -> list[list[TrainSample]]:
-    groups: dict[str, list[TrainSample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.group, []).append(sample)
-    return list(groups.values())
 
 
 def _frozen_copy(net: Any) -> Any:

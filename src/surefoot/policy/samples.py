@@ -1,4 +1,4 @@
-"""Groups become samples: sort out what cannot be compared, weigh the rest.
+"""Groups become samples: sort out what cannot be compared, weigh the rest, cut them into microbatches.
 
 Promises   a rollout without a verdict is dropped under its reason, never scored; a group that
            lost siblings is treated as `partial_groups` says; every token keeps its provenance.
@@ -8,9 +8,10 @@ Never      reads the configured group size as if it were the size of a group.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from surefoot.config import MICROBATCH_TOKENS
 from surefoot.errors import PartialGroupError
 from surefoot.maths.advantages import compute_advantages
 from surefoot.records import Group, Rollout, TrainSample
@@ -83,3 +84,28 @@ def to_sample(rollout: Rollout, group: Group) -> TrainSample:
         prompt_ids=prompt, completion_ids=tuple(tokens), sampled=tuple(sampled), logprobs=tuple(logprobs),
         reward=rollout.reward, finish_reason=rollout.finish_reason, dataset=group.task.dataset,
     )  # fmt: skip
+
+
+def cut(samples: list[TrainSample], size: int) -> Iterator[list[TrainSample]]:
+    """Consecutive pieces of `size` rows; 0 adds whole groups up to a token budget."""
+    if size > 0:
+        yield from (samples[i : i + size] for i in range(0, len(samples), size))
+        return
+    piece: list[TrainSample] = []
+    tokens = 0
+    for group in by_group(samples):
+        cost = len(group[0].prompt_ids) + sum(len(s.completion_ids) for s in group)
+        if piece and tokens + cost > MICROBATCH_TOKENS:
+            yield piece
+            piece, tokens = [], 0
+        piece, tokens = [*piece, *group], tokens + cost
+    if piece:
+        yield piece
+
+
+def by_group(samples: Sequence[TrainSample]) -> list[list[TrainSample]]:
+    """Siblings together, groups and siblings in order of appearance."""
+    groups: dict[str, list[TrainSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    return list(groups.values())

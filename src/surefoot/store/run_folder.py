@@ -8,12 +8,15 @@ Never      overwrites a run, or leaves the folder it was given.
     RUN/config.toml  environment.json  metrics.jsonl  verdict.json  report.html
         rollouts/step_N.jsonl  checkpoints/step_N/  logs/  journal/
 
+Of checkpoints there are: every save_steps, the best by held-out metric (named in verdict.json), and the last.
+
 Read next: `durable.py`, how files get there.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import re
 import shutil
@@ -133,6 +136,33 @@ class RunFolder:
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
         return checkpoints_of(self.root)
+
+    def best_checkpoint(self) -> Path:
+        """The weights that verdict.json calls the best; a run that names none, or lost them, is a `StateError`."""
+        try:
+            best = json.loads(self.verdict.read_text(encoding="utf-8"))["best"]["checkpoint"]
+        except (OSError, ValueError, KeyError, TypeError):
+            best = None
+        path = self.root / str(best)
+        if path not in self.checkpoints():
+            raise StateError(
+                f"{self.root} names no best checkpoint that is there",
+                "verdict.json says which one is best, once the run has ended; save_best keeps it",
+                f"there are: {', '.join(p.name for p in self.checkpoints()) or 'none'}",
+            )
+        return path
+
+    def remove_checkpoint(self, step: int) -> None:
+        """Take away one checkpoint; under its own name it is whole until the moment it is gone."""
+        path, doomed = self.checkpoint(step), self.root / "checkpoints" / f".step_{step}.removed"
+        try:
+            shutil.rmtree(doomed, ignore_errors=True)
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error(path, error) from error
 
     def write_config(self, config: Config) -> None:
         """Keep the config as TOML with every key; hand in `LoadedConfig.resolved`, so that paths hold anywhere."""

@@ -62,6 +62,10 @@ class RichView:
         self._print(f"warning: {text}", "yellow")
         self._print(f"  remedy: {remedy}")
 
+    def note(self, lines: Sequence[str]) -> None:
+        """Keep for the last block."""
+        self.history.notes += lines
+
     def finish(self, outcome: Finished) -> None:
         """Stop drawing and print the last block."""
         self.close()

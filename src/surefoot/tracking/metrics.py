@@ -39,8 +39,17 @@ reward_std | reward | mean | steady | mean over groups of the population standar
 rewards/{}/mean | reward | mean | up | mean of one reward function over the rollouts it judged
 rewards/{}/std | reward | mean | steady | standard deviation of one reward function over the rollouts it judged
 frac_reward_zero_std | share | mean | down | share of groups whose rewards are all equal: no gradient comes from them
-loss | loss | last | none | the step's loss, penalty included; its level says little by itself
+loss | loss | last | none | the step's loss, penalty and channels included; its level says little by itself
 policy_loss | loss | last | none | the loss without the KL penalty
+sdpo/loss | nats/token | last | down | divergence from the policy that was shown a better sibling, before its weight
+sdpo/live_fraction | share | mean | steady | share of samples that had such a teacher
+sdpo/teacher_gain | nats/token | mean | up | how much likelier the teacher finds good attempts; below 0 it misleads
+sdpo/too_long | rows | sum | down | samples whose teacher's prompt did not fit into the model's context
+replay/loss | loss | last | down | mean preference loss of the step's recorded pairs, before its weight
+replay/accuracy | share | mean | up | share of those pairs whose chosen answer gained on the rejected one
+replay/margin | nats | mean | up | mean of that gain since the start
+replay/pairs | pairs | sum | steady | recorded pairs in this step
+replay/dropped/{} | pairs | last | down | pairs of the file that cannot be trained on, by reason
 kl | nats/token | mean | steady | mean KL estimate against the reference, over trained tokens
 entropy | nats/token | mean | steady | mean entropy of the policy over trained tokens
 approx_entropy | nats/token | mean | steady | mean of minus the sampler's logprob: a one-sample estimate of the entropy
@@ -95,6 +104,14 @@ eval_n | answers | sum | steady | held-out answers that got a verdict
 eval_failures | answers | sum | down | held-out answers that nobody could grade
 eval_completions/mean_length | tokens | mean | steady | mean completion length on held-out tasks
 eval_completions/clipped_ratio | share | mean | down | share of held-out completions cut by the length limit
+killswitch/fire | flag | max | down | 1 from the evaluation on at which the guard fired
+killswitch/heldout | share | mean | up | the held-out number that the guard folded
+killswitch/heldout_ema | share | last | up | the guard's moving average of held-out quality
+killswitch/reward_ema | reward | last | up | the guard's moving average of the training reward
+killswitch/proxy_real_gap | reward | last | steady | reward gain minus held-out gain since the guard's first evaluation
+killswitch/kl_ema | nats/token | last | steady | the guard's moving average of the KL to the initial policy
+killswitch/streak | evaluations | last | down | evaluations in a row in which held-out fell while the reward rose
+killswitch/eval_share | share | last | down | share of the run's wall time spent on held-out tasks so far
 """
 
 

@@ -28,6 +28,7 @@ def batch_arithmetic(
         _step(config, microbatch_size or config.microbatch_size),
         _run(config, train_tasks),
         _evaluation(config, heldout_tasks),
+        _guard(config),
     ]
 
 
@@ -76,3 +77,38 @@ def _evaluation(config: Config, heldout: int | None) -> str:
     if config.target_metric is not None:
         line += f"; target {config.target_metric} >= {config.target_value}"
     return line
+
+
+def planned_evaluations(config: Config) -> int:
+    """How often held-out tasks are answered in a run that goes to its end."""
+    if config.heldout_fraction == 0:
+        return 0
+    every = config.eval_steps or config.max_steps
+    return -(-config.max_steps // every) + config.eval_on_start
+
+
+def guard_warning(config: Config) -> tuple[str, str] | None:
+    """(what, remedy) when the guard is on and cannot fire, because the run ends before it may."""
+    planned, needed = planned_evaluations(config), config.guard.min_evals
+    if config.guard.mode == "off" or planned == 0 or planned >= needed:
+        return None
+    what = f"the guard can never fire: {planned} evaluations are planned, guard.min_evals = {needed}"
+    passes = config.num_iterations
+    every = max(passes, config.max_steps // (2 * needed) // passes * passes)
+    if planned_evaluations(config.model_copy(update={"eval_steps": every})) >= needed:
+        return what, f'set eval_steps = {every}, or guard.mode = "off" to train without it'
+    return what, f'{config.max_steps} steps are too few for it: lower guard.min_evals, or set guard.mode = "off"'
+
+
+def _guard(config: Config) -> str:
+    guard, planned = config.guard, planned_evaluations(config)
+    if guard.mode == "off":
+        return 'guard     off (guard.mode = "off"): nobody stops a run that is hurting the model'
+    if planned == 0:
+        return "guard     inactive: nothing is held out (heldout_fraction = 0)"
+    if found := guard_warning(config):
+        return f"guard     {guard.mode}, but {found[0].removeprefix('the guard ')}"
+    ends = "stops with exit code 79" if guard.mode == "strict" else "ends with verdict FAIL"
+    return (
+        f"guard     {guard.mode}: a run that hurts the model {ends}, from evaluation {guard.min_evals} of {planned} on"
+    )

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from surefoot.records import Verdict
 from surefoot.tracking.text import duration, number, printable, shown_path
@@ -63,6 +63,9 @@ class View(Protocol):
     def warn(self, text: str, remedy: str) -> None:
         """Something that usually ends badly, and what to do."""
 
+    def note(self, lines: Sequence[str]) -> None:
+        """Facts that belong to the verdict: the curves of a stopped run, the best weights."""
+
     def finish(self, outcome: Finished) -> None:
         """The verdict. Nothing comes after it."""
 
@@ -80,6 +83,7 @@ class History:
         self.accuracies: list[float] = []
         self.last: dict[str, float] = {}
         self.tokens = 0.0
+        self.notes: list[str] = []
         self._began = time.monotonic()
         self._first: tuple[int, float] | None = None
 
@@ -143,6 +147,10 @@ class PlainView:
         """Print a warning with its remedy."""
         self._lines([f"warning: {text}", f"  remedy: {remedy}"])
 
+    def note(self, lines: Sequence[str]) -> None:
+        """Keep for the last block."""
+        self.history.notes += lines
+
     def finish(self, outcome: Finished) -> None:
         """Print the last block."""
         self._lines(verdict_lines(outcome, self.history))
@@ -190,6 +198,8 @@ def eval_text(metrics: Mapping[str, float]) -> str:
             parts[-1] += f" +- {number(metrics['eval_accuracy_stderr'])}"
     if "eval_reward" in metrics:
         parts.append(f"held-out reward {number(metrics['eval_reward'])}")
+    if metrics.get("killswitch/fire"):
+        parts.append("guard FIRED")
     if "eval_n" in metrics:
         parts.append(f"answers {number(metrics['eval_n'])}")
     if metrics.get("eval_failures"):
@@ -205,6 +215,7 @@ def verdict_lines(outcome: Finished, history: History) -> list[str]:
     lines += _journey("held-out accuracy", history.accuracies) + _journey("reward", history.rewards)
     if history.tokens:
         lines.append(f"  tokens sampled     {history.tokens:.0f}")
+    lines += [f"  {note}" for note in history.notes]
     lines += ["", f"run folder  {run}"]
     weights = _last_checkpoint(outcome.run_dir)
     if weights is not None:
@@ -213,6 +224,14 @@ def verdict_lines(outcome: Finished, history: History) -> list[str]:
     else:
         lines.append(f"next        read {run}/verdict.json and {run}/metrics.jsonl")
     return lines
+
+
+def best_text(best: Mapping[str, Any]) -> str:
+    """`best  eval_accuracy 0.9 at step 40  (checkpoints/step_40)`, and what it was before, if that was better."""
+    line = f"{'best':<18} {best['metric']} {number(best['value'])} at step {best['step']}"
+    line += f"  ({best['checkpoint'] or 'not kept'})"
+    before = best["before_training"]
+    return line + f"; before training {number(before)}" if before is not None and before > best["value"] else line
 
 
 def _journey(name: str, values: Sequence[float]) -> list[str]:

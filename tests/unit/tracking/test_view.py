@@ -169,6 +169,7 @@ def test_the_batch_arithmetic_multiplies() -> None:
         [
             "max_steps=10",
             "eval_steps=2",
+            "eval_tasks=400",
             "num_iterations=2",
             "microbatch_size=64",
             "target_metric=reward",

@@ -5,7 +5,7 @@ from __future__ import annotations
 MAX_LENGTH = 4_000
 """Characters of one expression."""
 
-MAX_TOKENS = 1_000
+MAX_TOKENS = 600
 """Tokens of one expression."""
 
 MAX_DEPTH = 40
@@ -23,7 +23,7 @@ MAX_NUMBER = 1e300
 MAX_STEP = 10**15
 """Largest step or range bound, either sign: exact as a float."""
 
-MAX_OPERATIONS = 3_000
+MAX_OPERATIONS = 2_000
 """Evaluation steps of one check that do not come from recorded points ..."""
 
 OPERATIONS_PER_POINT = 32

@@ -1,0 +1,273 @@
+"""Stop the run that is hurting the model: held-out quality falls while the reward rises.
+
+Owns       the verdict on a pair of curves, and the fact that it was given: a guard that fired stays fired.
+Promises   a fold takes floats and gives a status, in constant time; a refused number leaves the guard as it was; the
+           state is plain JSON and a resumed guard goes on exactly where it was; calibration only tightens.
+Never      evaluates, logs, stops a process, or imports torch. Who calls it does.
+
+    update(step, reward, heldout, kl) --> curves --> rules --> GuardStatus
+                                                       |
+                                                       +-- fired once --> should_halt() is True for good
+
+Read next: `collapse_rules.py`, what counts as a collapse; `noise.py`, what counts as noise; `collapse_rates.py`, how
+often it is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from surefoot.errors import InputError
+from surefoot.guards.collapse_curves import Curve
+from surefoot.guards.collapse_rates import describe
+from surefoot.guards.collapse_rules import RULES, Curves, Limits, breached, decline_margin, make_curves
+from surefoot.guards.collapse_settings import checked_limits, finite, number_or_none, whole
+from surefoot.guards.collapse_state import dump, restore
+from surefoot.guards.collapse_status import GuardStatus
+from surefoot.guards.noise import ROUNDING
+
+__all__ = ["GuardStatus", "HeldOutGuard"]
+
+HEADROOM = 1.5
+"""A calibrated limit leaves this much room above the worst of the healthy run."""
+ENOUGH = 20
+"""Evaluations of a healthy run that say something about a limit."""
+
+
+class HeldOutGuard:
+    """Folds one evaluation after the other and says when to stop.
+
+    Args:
+        min_steps: folds before any rule may fire.
+        decline_patience: folds in a row that have to speak for a decline.
+        ema_alpha: weight of the newest value in every moving average.
+        kl_hard_stop: turns the rule `kl` on: highest average KL to the initial policy.
+        max_proxy_real_gap: turns the rule `gap` on: how much more than held-out the reward may gain.
+        rules: names of the rules that are on; without it `decline`, and the two above when their limit is given.
+        margin_se: standard errors by which a fall has to exceed noise; 0 switches the margin off.
+        min_drop: a fall below held-out's best that is smaller than this is of no interest, however certain.
+        min_entropy_ratio: for `entropy_collapse`: share of the early entropy that has to be left.
+        max_length_ratio: for the length rules: how many times longer or shorter than at first.
+        saturation_patience: for `reward_saturated`: folds in a row without any spread.
+    """
+
+    def __init__(
+        self,
+        *,
+        min_steps: int = 10,
+        decline_patience: int = 3,
+        ema_alpha: float = 0.1,
+        kl_hard_stop: float | None = None,
+        max_proxy_real_gap: float | None = None,
+        rules: Sequence[str] | None = None,
+        margin_se: float = 4.2,
+        min_drop: float = 0.0,
+        min_entropy_ratio: float = 0.1,
+        max_length_ratio: float = 3.0,
+        saturation_patience: int = 15,
+    ) -> None:
+        self.limits = checked_limits(
+            rules=rules,
+            min_steps=min_steps,
+            decline_patience=decline_patience,
+            ema_alpha=ema_alpha,
+            margin_se=margin_se,
+            min_drop=min_drop,
+            kl_hard_stop=kl_hard_stop,
+            max_proxy_real_gap=max_proxy_real_gap,
+            min_entropy_ratio=min_entropy_ratio,
+            max_length_ratio=max_length_ratio,
+            saturation_patience=saturation_patience,
+        )
+        self._curves: Curves = make_curves(self.limits)
+        self._drawn = {"reward": Curve(), "held-out": Curve()}
+        self._fired: dict[str, Any] | None = None
+        self._status: GuardStatus | None = None
+
+    @property
+    def last_status(self) -> GuardStatus | None:
+        """The status of the last fold; None before the first."""
+        return self._status
+
+    def should_halt(self) -> bool:
+        """Whether it has ever fired. Asking changes nothing."""
+        return self._fired is not None
+
+    def update(
+        self,
+        step: int,
+        reward: float,
+        heldout: float,
+        kl: float | None = None,
+        *,
+        heldout_se: float | None = None,
+        entropy: float | None = None,
+        length: float | None = None,
+        reward_std: float | None = None,
+    ) -> GuardStatus:
+        """Fold one evaluation.
+
+        Args:
+            step: the optimiser step it belongs to.
+            reward: mean training reward, the proxy.
+            heldout: quality on held-out tasks, the real thing; larger is better.
+            kl: KL to the initial policy; a value that is not finite counts as a breach.
+            heldout_se: standard error of `heldout`, where it is known; see `noise.proportion_se`.
+            entropy: mean token entropy.
+            length: mean completion length.
+            reward_std: spread of the rewards within the batch or its groups.
+
+        Raises:
+            InputError: a number is missing or not finite; the guard is left as it was.
+        """
+        step = whole("step", step)
+        reward, heldout = finite("reward", reward), finite("heldout", heldout)
+        kl = number_or_none("kl", kl)
+        extras = {"heldout_se": heldout_se, "length": length, "reward_std": reward_std}
+        extras = {name: finite(name, v, least=0.0) if v is not None else None for name, v in extras.items()}
+        entropy = None if entropy is None else finite("entropy", entropy)
+        self._fold(step, reward, heldout, extras["heldout_se"])
+        self._fold_kl(kl)
+        self._fold_others(reward, entropy, extras["length"], extras["reward_std"])
+        self._status = self._judge(step, reward, heldout)
+        return self._status
+
+    def _fold(self, step: int, reward: float, heldout: float, se: float | None) -> None:
+        curves = self._curves
+        if curves.heldout.count == 0:
+            curves.first_reward, curves.first_heldout = reward, heldout
+        curves.reward.fold(reward)
+        curves.heldout.fold(heldout, se)
+        if "gap" in self.limits.rules:
+            curves.lead.fold(heldout - reward, se)
+        if curves.heldout.best_count == curves.heldout.count:
+            curves.reward_at_best, curves.best_step = curves.reward.ema, step
+        curves.streak = curves.streak + 1 if curves.heldout.fell and curves.reward.rose else 0
+        self._drawn["reward"].add(reward)
+        self._drawn["held-out"].add(heldout)
+
+    def _fold_kl(self, kl: float | None) -> None:
+        curves = self._curves
+        if kl is None:
+            return
+        if not math.isfinite(kl):
+            curves.kl_nonfinite += 1
+        elif curves.kl_ema is None:
+            curves.kl_ema = kl
+        else:
+            curves.kl_ema += self.limits.ema_alpha * (kl - curves.kl_ema)
+
+    def _fold_others(self, reward: float, entropy: float | None, length: float | None, std: float | None) -> None:
+        curves = self._curves
+        if entropy is not None:
+            curves.entropy.fold(entropy)
+        if length is not None:
+            curves.length.fold(length)
+        tiny = ROUNDING * max(1.0, abs(reward))
+        curves.std_seen = curves.std_seen or std is not None
+        flat = std <= tiny if std is not None else curves.last_reward == reward
+        curves.saturated = flat and (curves.best_reward is None or reward >= curves.best_reward - tiny)
+        curves.best_reward = reward if curves.best_reward is None else max(curves.best_reward, reward)
+        curves.last_reward = reward
+
+    def _judge(self, step: int, reward: float, heldout: float) -> GuardStatus:
+        curves, limits = self._curves, self.limits
+        found = breached(curves, limits)
+        if found and self._fired is None:
+            reasons = "; ".join(RULES[name].reason(curves, limits) for name in found)
+            self._fired = {"rule": found[0], "reason": reasons, "fired_step": step}
+        level = curves.heldout
+        margin = decline_margin(curves, limits)
+        unfed = () if level.count < limits.min_steps else tuple(r for r in limits.rules if not RULES[r].fed(curves))
+        return GuardStatus(
+            fire=self._fired is not None,
+            **(self._fired or {"rule": "", "reason": "", "fired_step": None}),
+            step=step,
+            folds=level.count,
+            reward=reward,
+            heldout=heldout,
+            reward_ema=curves.reward.ema,
+            heldout_ema=level.ema,
+            proxy_real_gap=curves.gap,
+            kl_ema=curves.kl_ema,
+            streak=curves.streak,
+            noise=level.sd,
+            margin=margin if math.isfinite(margin) else None,
+            drop=level.drop,
+            best_heldout=level.best,
+            best_step=curves.best_step,
+            unfed=unfed,
+        )
+
+    def calibrate(self, healthy: Iterable[Mapping[str, float]]) -> dict[str, float]:
+        """Tighten the limits by a run that is known to be healthy; returns those that changed.
+
+        Each row holds the keyword arguments of one `update`; a step is not needed. A limit becomes the worst of the
+        healthy run with half as much again on top, if that is tighter than what is configured; it is never loosened.
+        Only limits of rules that are on are touched.
+        """
+        twin = HeldOutGuard(**_arguments(self.limits))
+        worst_kl, worst_gap, folds = 0.0, 0.0, 0
+        for folds, row in enumerate(healthy, start=1):
+            status = twin.update(folds, **_row(row))
+            worst_kl = max(worst_kl, status.kl_ema or 0.0)
+            worst_gap = max(worst_gap, twin._curves.lead.drop)
+        if twin._status is None or folds < ENOUGH or twin._status.fire:
+            raise _unfit(folds, twin._status)
+        found = {"kl_hard_stop": worst_kl, "max_proxy_real_gap": worst_gap}
+        found = {name: HEADROOM * value for name, value in found.items() if value > 0.0}
+        tighter: dict[str, Any] = {
+            name: value for name, value in found.items() if value < (getattr(self.limits, name) or 0.0)
+        }
+        self.limits = replace(self.limits, **tighter)
+        return tighter
+
+    def describe(self) -> str:
+        """The settings in words, with how often they are wrong and how long they take."""
+        return describe(self.limits)
+
+    def curves(self, width: int = 48) -> str:
+        """Reward and held-out as two lines of text, over the whole run."""
+        if width < 1:
+            raise InputError(f"width is {width}", "a picture needs at least one column", "use for example width=48")
+        return "\n".join(curve.line(name, width) for name, curve in self._drawn.items())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs, as plain JSON."""
+        parts = {"curves": self._curves, "drawn": self._drawn, "fired": self._fired, "status": self._status}
+        return dump(self.limits, parts)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; anything that does not fit is refused and nothing is changed."""
+        fresh = {"curves": make_curves(self.limits), "drawn": {"reward": Curve(), "held-out": Curve()}}
+        parts = restore(state, self.limits, fresh, GuardStatus)
+        self.limits = parts["limits"]
+        self._curves, self._drawn = parts["curves"], parts["drawn"]
+        self._fired, self._status = parts["fired"], parts["status"]
+
+
+def _arguments(limits: Limits) -> dict[str, Any]:
+    return {f.name: getattr(limits, f.name) for f in fields(limits)}
+
+
+def _row(row: Mapping[str, float]) -> dict[str, Any]:
+    optional = {"kl", "heldout_se", "entropy", "length", "reward_std", "step"}
+    if not {"reward", "heldout"} <= set(row) <= {"reward", "heldout", *optional}:
+        raise InputError(
+            f"a row of the healthy run holds {', '.join(sorted(row)) or 'nothing'}",
+            "calibration folds it like an evaluation",
+            f"each row needs reward and heldout, and may have {', '.join(sorted(optional))}",
+        )
+    return {name: value for name, value in row.items() if name != "step"}
+
+
+def _unfit(folds: int, status: GuardStatus | None) -> InputError:
+    what = status.reason if status is not None and status.fire else f"it has {folds} evaluations"
+    return InputError(
+        f"this run cannot calibrate a guard: {what}",
+        f"limits are taken from at least {ENOUGH} evaluations of a run on which the guard itself stays silent",
+        "pass a longer healthy run, or look at why it is not healthy",
+    )
