@@ -35,5 +35,6 @@ PRIVATE_PATHS = {
 DOC_BLOCKS = {
     # "document:language:first command": "why no test executes this block"
     "README.md:sh:make train": "installs from an index and trains for minutes; continuous integration runs both commands",
+    "docs/guards.md:sh:surefoot demo hack --out demo": "two trainings, minutes; tests/runs/test_demo.py runs it",
     "CONTRIBUTING.md:sh:make check": "runs the whole suite, this test included; continuous integration runs it",
 }

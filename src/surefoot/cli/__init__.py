@@ -15,7 +15,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from surefoot.cli import bisect, check, commands, runner, suite, trend
+from surefoot.cli import bisect, check, commands, demo, runner, suite, trend
 from surefoot.cli.exits import guarded
 
 app = typer.Typer(
@@ -58,7 +58,7 @@ def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/20260101-120000-run.")],
     checkpoint: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Which checkpoint, such as step_50; the last one when left out.", show_default=False),
+        typer.Option(help="Which checkpoint: step_50, or best; the last one when left out.", show_default=False),
     ] = None,
 ) -> None:
     """Answer the held-out tasks of RUN again, with the weights it saved."""
@@ -80,7 +80,7 @@ def version() -> None:
     sys.exit(guarded(commands.version))
 
 
-for _part in (check, trend, bisect, suite, runner):
+for _part in (check, trend, bisect, suite, runner, demo):
     _part.add_to(app)
 
 

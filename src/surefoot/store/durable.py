@@ -11,12 +11,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from surefoot.errors import StateError, StorageError
-
-MANIFEST = "manifest.json"
+from surefoot.store.failpoints import failpoint
+from surefoot.store.manifest import MANIFEST, Entry, manifest_text
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
@@ -24,9 +25,12 @@ def atomic_write(path: Path, data: bytes | str) -> None:
     payload = data.encode("utf-8") if isinstance(data, str) else data
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        failpoint("durable.before_write")
         _write_new(temporary, payload)
         os.replace(temporary, path)
+        failpoint("durable.after_rename")
         sync_folder(path.parent)
+        failpoint("durable.done")
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise storage_error(path, error) from error
@@ -53,27 +57,38 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         raise storage_error(path, error) from error
 
 
-def commit_folder(temporary: Path, final: Path, facts: Mapping[str, Any]) -> Path:
+def commit_folder(
+    temporary: Path, final: Path, facts: Mapping[str, Any], *, known: Mapping[str, Entry] | None = None
+) -> Path:
     """Make a finished temporary folder visible under its final name.
 
     Every file is synced and listed in `manifest.json` with size and SHA-256 (plus `facts`); the manifest is
     written last, then the folder is renamed. A final name that exists already is a `StateError`.
+
+    Args:
+        known: files that were hashed from memory while they were written; those are not read again.
     """
     if final.exists() or final.is_symlink():
         raise StateError(
             f"{final} exists already", "a saved state is never overwritten", "remove it, or use another run"
         )
     try:
+        failpoint("folder.before_seal")
         files = {}
         for path in sorted(temporary.rglob("*")):
             if path.is_dir():
                 path.chmod(0o700)
                 sync_folder(path)
             else:
-                files[str(path.relative_to(temporary))] = _seal(path)
-        write_json(temporary / MANIFEST, {**facts, "files": files})
+                name = path.relative_to(temporary).as_posix()
+                files[name] = _seal(path, (known or {}).get(name))
+        failpoint("folder.before_manifest")
+        atomic_write(temporary / MANIFEST, manifest_text(facts, files))
+        failpoint("folder.after_manifest")
         os.rename(temporary, final)
+        failpoint("folder.after_rename")
         sync_folder(final.parent)
+        failpoint("folder.done")
     except OSError as error:
         raise storage_error(final, error) from error
     return final
@@ -103,15 +118,25 @@ def _write_new(path: Path, data: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
+        failpoint("durable.after_write")
         os.fsync(file.fileno())
+    failpoint("durable.after_sync")
 
 
-def _seal(path: Path) -> dict[str, Any]:
+def _seal(path: Path, known: Entry | None = None) -> dict[str, Any]:
     """Size and SHA-256 of one file, after its bytes are on the disk and its rights are narrow."""
     path.chmod(0o600)
-    digest = hashlib.sha256()
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return {"size": file.tell(), "sha256": digest.hexdigest()}
+        found = Entry(os.fstat(file.fileno()).st_size, known.sha256 if known else _sha256(file))
+        if known is not None and known != found:
+            raise OSError(f"{path.name} has {found.size} bytes, {known.size} were written")
+        failpoint("folder.after_seal")
+        return asdict(found)
+
+
+def _sha256(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
