@@ -42,8 +42,8 @@ unit: $(VENV)/.test ## tests/unit and tests/repo: small, CPU, no network
 	@$(COUNT) $(REPORTS)/unit.xml
 
 integration: $(VENV)/.test ## tests/silent, parity, runs and faults
-	@$(call PYTEST,side,-m "$(EVERY_DAY)" -n 2 tests/silent tests/parity)
-	@$(call PYTEST,serial,-m "$(EVERY_DAY)" tests/runs tests/faults) # learning runs use both cores themselves
+	@$(call PYTEST,side,-m "$(EVERY_DAY)" -n 2 tests/silent tests/parity tests/faults)
+	@$(call PYTEST,serial,-m "$(EVERY_DAY)" tests/runs) # learning runs use both cores themselves
 	@$(COUNT) $(REPORTS)/side.xml $(REPORTS)/serial.xml
 
 nightly: $(VENV)/.test ## the same, bigger, and what needs a GPU
