@@ -6,6 +6,7 @@ Nothing here imports torch: a test that does not need it should not wait for it.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +20,12 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # two workers on two cores; a test that needs threads sets them itself
+
+# A shell that starts us in the background has SIGINT ignored, and our children would inherit that: no test that
+# interrupts one would ever end.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 NEEDS_GPU = "needs a CUDA GPU, none is visible"
 

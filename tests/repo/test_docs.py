@@ -15,6 +15,7 @@ from repo_tree import DOCS, PACKAGE, ROOT, python_files, relative
 PAGES = [*DOCS, ROOT / "CONTRIBUTING.md", ROOT / "tests" / "README.md"]
 
 
+@pytest.mark.slow  # `make check` leaves it to `make test`
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_every_block_executes(path: Path, tmp_path: Path) -> None:
     assert run_blocks(relative(path), path.read_text(encoding="utf-8"), tmp_path) == ""
