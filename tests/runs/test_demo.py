@@ -58,6 +58,7 @@ def test_a_second_demo_does_not_touch_the_first(shown: tuple[Ran, Path]) -> None
     assert "is there already" in again.err
 
 
+@pytest.mark.nightly  # both halves again: a minute of two cores; tests/runs/test_guard.py plants it small every day
 def test_planted_missing_call_site_makes_the_demo_exit_1(tmp_path: Path) -> None:
     """Teeth: in a copy of the package without the one line that tells the guard, the story is not true any more."""
     copy = tmp_path / "src"
