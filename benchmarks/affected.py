@@ -152,6 +152,8 @@ def measure_mutants(base: Path, selectors: list[Any], count: int, seed: int) -> 
     rows: dict[str, dict[str, Any]] = {each.name: {"misses": 0, "seconds": 0.0, "missed": []} for each in selectors}
     killed = 0
     rows["oracle"] = {"misses": 0, "seconds": 0.0}
+    broken = in_child(failing, base)
+    assert not broken, f"the oracle calls tests of the unchanged sample failed: {sorted(broken)[:3]}"
     for mutant in mutants(base / PACKAGE, count, seed):
         oracle = with_text(mutant.path, mutant.text, lambda: in_child(failing, base))
         killed += bool(oracle)
@@ -163,6 +165,7 @@ def measure_mutants(base: Path, selectors: list[Any], count: int, seed: int) -> 
             missed = oracle - chosen
             rows[each.name]["misses"] += len(missed)
             rows[each.name]["missed"] += [f"{mutant.what}: {test}" for test in sorted(missed)[:3]]
+    assert killed, "no mutant was noticed by any test: nothing was measured"
     full = total * count
     return {"tests": len(every), "killed": killed, "full_seconds": full, "rows": rows}
 

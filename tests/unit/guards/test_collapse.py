@@ -239,8 +239,13 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 
 
 def test_the_ends_of_every_range_are_accepted() -> None:
-    HeldOutGuard(ema_alpha=1.0, decline_patience=1, min_steps=1, kl_hard_stop=0.0, max_proxy_real_gap=0.0, margin_se=0)
-    HeldOutGuard(ema_alpha=1e-6, min_entropy_ratio=1.0, saturation_patience=1, margin_se=20)
+    low = HeldOutGuard(
+        ema_alpha=1.0, decline_patience=1, min_steps=1, kl_hard_stop=0.0, max_proxy_real_gap=0.0, margin_se=0
+    ).limits
+    assert (low.ema_alpha, low.decline_patience, low.min_steps, low.margin_se) == (1.0, 1, 1, 0)
+    assert (low.kl_hard_stop, low.max_proxy_real_gap) == (0.0, 0.0), "a limit of 0 is a limit, not an absent one"
+    high = HeldOutGuard(ema_alpha=1e-6, min_entropy_ratio=1.0, saturation_patience=1, margin_se=20).limits
+    assert (high.ema_alpha, high.min_entropy_ratio, high.saturation_patience, high.margin_se) == (1e-6, 1.0, 1, 20)
 
 
 # -- what others see of it ------------------------------------------------------
