@@ -13,7 +13,9 @@ SurefootError                 70  a bug of ours, when nothing below fits
 │   └── PartialGroupError      1  a group lost siblings and the policy says to refuse
 ├── NumericsError             78  not finite, or sampler and learner disagree
 ├── StorageError              74  the disk said no
+├── MemoryLimitError          74  memory ran out, and smaller microbatches did not help
 ├── StoppedError              75  stopped on request; what was done is saved
+├── StalledError              76  nothing moved for too long; the stacks are in a file
 └── CollapseStopError         79  the guard stopped a run that was hurting the model
 """
 
@@ -108,10 +110,22 @@ class StorageError(SurefootError):
     exit_code = 74
 
 
+class MemoryLimitError(SurefootError):
+    """The machine has not enough memory; like a full disk, it takes more room and a resume."""
+
+    exit_code = 74
+
+
 class StoppedError(SurefootError):
     """Stopped on request; everything finished so far is saved."""
 
     exit_code = 75
+
+
+class StalledError(SurefootError):
+    """Nothing moved for too long: a wait that does not end."""
+
+    exit_code = 76
 
 
 class CollapseStopError(SurefootError):

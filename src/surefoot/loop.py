@@ -1,17 +1,18 @@
 """GRPO on one screen. Read this first.
 
-    collect -> sort out -> weigh -> pack -> learn -> publish -> log -> judge
+    draw -> collect -> sort out -> weigh -> keep -> pack -> learn -> publish -> log -> settle -> judge -> save
 
-What is left out, and where it went: who generates and where (`runtime`), what counts as right
-(`envs`), the loss (`maths.losses`), how a step is cut and applied (`policy.learner`), what must
-hold (`guards`). What this loop adds is the order, that every planned step is accounted for, and that
-a run which hurts the model ends: the guard hears of every evaluation, once.
+What is left out, and where it went: who generates and where (`runtime`), what counts as right (`envs`), which task is
+next and what became of it (`runtime.books`), the loss (`maths.losses`), how a step is cut and applied
+(`policy.learner`), what must hold (`guards`). What this loop adds is the order, that every planned step is accounted
+for, and that a run which hurts the model ends: the guard hears of every evaluation, once.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from surefoot.config import Config
@@ -19,17 +20,20 @@ from surefoot.guards import invariants
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.guards.diversity import DiversityGuard
 from surefoot.loop_notes import Between, step_one_warnings
-from surefoot.policy.learner import GRPOLearner, nonfinite_error
+from surefoot.policy.learner import GRPOLearner
 from surefoot.policy.samples import sort_out, weigh
-from surefoot.protocols import Codec, Runtime
+from surefoot.policy.suspects import nonfinite_error
+from surefoot.protocols import Assignment, Books, Codec, Runtime
 from surefoot.records import Group, Task, TrainSample
+from surefoot.stopping import StopRequested
+from surefoot.store.failpoints import failpoint
 from surefoot.tracking.summary import group_metrics
 
 Metrics = dict[str, float]
 
 
-class StopRequested(Exception):  # noqa: N818 - not an error: somebody asked
-    """Asked to stop; raised between two steps, so nothing is half done."""
+def _no_phase(name: str) -> AbstractContextManager[object]:
+    return nullcontext()
 
 
 @dataclass
@@ -40,11 +44,15 @@ class Hooks:
     evaluated: Callable[[int, Metrics], None]
     warn: Callable[[str, str], None]
     keep_groups: Callable[[int, Sequence[Group]], None]
-    refused: Callable[[int, Sequence[TrainSample]], None]
+    refused: Callable[[int, Sequence[TrainSample], Sequence[str]], None]
+    """A step that was not applied: its samples, and which of them are to blame."""
     save: Callable[[int], None]
-    best: Callable[[int, int | None], None] = lambda step, former: None
-    """Keep this step's weights as the best; the former best, if any, is no longer needed."""
+    """Everything that is needed to go on after this step, durably; between two steps, and the first call counts."""
+    due: Callable[[], bool] = lambda: False
+    """Whether the clock asks for a save."""
     stop: Callable[[], bool] = lambda: False
+    phase: Callable[[str], AbstractContextManager[object]] = _no_phase
+    """Entered for every piece of a step, by name: collect, learn, publish, evaluate, save."""
 
 
 @dataclass
@@ -55,7 +63,7 @@ class Run:
     runtime: Runtime
     learner: GRPOLearner
     codec: Codec
-    next_tasks: Callable[[int], list[Task]]
+    books: Books
     heldout: Sequence[Task]
     hooks: Hooks
     diversity: DiversityGuard = field(default_factory=DiversityGuard)
@@ -76,41 +84,83 @@ class Run:
     """Step and held-out number of the best evaluation after step 0."""
     at_start: float | None = None
     """The same number before the first step; None when nobody looked."""
-    began: float = 0.0
+    began: float | None = None
+    """When this life of the run began, on the performance counter."""
+    seconds_before: float = 0.0
+    """What earlier lives of a resumed run took, up to the step it goes on from."""
     eval_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long this run has taken."""
+        return self.seconds_before + (0.0 if self.began is None else time.perf_counter() - self.began)
 
 
 def train(run: Run) -> None:
-    """Run every planned step; returns when `run.step == config.max_steps`, or early when a soft guard fired."""
-    config, run.began = run.config, time.perf_counter()
-    run.runtime.publish(run.learner.weights(), run.learner.version)
-    if config.eval_on_start:
+    """Run every planned step; returns when `run.step == config.max_steps`, or early when a soft guard fired.
+
+    A resumed run comes here with the step it goes on from; a batch that the journal holds is learned from once more.
+    """
+    config, passes, run.began = run.config, run.config.num_iterations, time.perf_counter()
+    publish(run)
+    if evaluation_due(run):  # before the first step, or where an earlier life of the run was interrupted
         evaluate(run)
     while run.step < config.max_steps and not halted(run):
-        started = time.perf_counter()
-        groups = run.runtime.collect(run.next_tasks(config.tasks_per_step), run.step + 1)  # collect
+        started, done = time.perf_counter(), run.step % passes
+        batch = run.books.draw(run.step - done + 1, config.tasks_per_step)
+        groups = collect(run, batch)  # collect
+        if run.hooks.stop() and batch.groups is None:  # nothing has changed yet: the batch is played again
+            raise StopRequested
         collected = time.perf_counter()
-        samples = prepare(run, groups)  # sort out, weigh
-        for iteration in range(config.num_iterations):
+        samples = prepare(run, groups, again=done > 0)  # sort out, weigh
+        run.books.keep(batch, groups)  # from here on this step can be repeated
+        for iteration in range(done, passes):
+            last = iteration == passes - 1
             metrics = learn(run, samples, iteration)  # pack, learn
             learned = time.perf_counter()
-            if iteration == config.num_iterations - 1:
-                metrics |= run.runtime.publish(run.learner.weights(), run.learner.version)  # publish
+            if last:
+                metrics |= publish(run)  # publish
             metrics |= group_metrics(groups) | run.lost | _timing(groups, started, collected, learned)
             log(run, metrics, groups)  # log
             started = collected = time.perf_counter()  # a further pass over the same rollouts collects nothing
-            if run.step % (config.eval_steps or config.max_steps) == 0 and iteration == config.num_iterations - 1:
+            if last:
+                run.books.settle(batch, run.step, fates(run, groups, samples))
+            if evaluation_due(run):
                 evaluate(run)  # judge
-            if config.save_steps and run.step % config.save_steps == 0:
-                run.hooks.save(run.step)
-            if run.hooks.stop() and not halted(run):
-                raise StopRequested
+            finish_step(run)
     if run.last_eval_step != run.step:
         evaluate(run)
+    obey(run)
 
 
-def prepare(run: Run, groups: Sequence[Group]) -> list[TrainSample]:
-    """Scored groups become weighed samples; anything malformed stops here."""
+def collect(run: Run, batch: Assignment) -> Sequence[Group]:
+    """Play the batch, unless an earlier life of this run did."""
+    failpoint("loop.before_collect")
+    if batch.groups is not None:
+        return batch.groups
+    with run.hooks.phase("collect"):
+        groups = run.runtime.collect(batch.tasks, batch.step)
+    failpoint("loop.after_collect")
+    return groups
+
+
+def publish(run: Run) -> Metrics:
+    """Hand the engines the weights, with proof."""
+    failpoint("loop.before_publish")
+    with run.hooks.phase("publish"):
+        metrics = dict(run.runtime.publish(run.learner.weights(), run.learner.version))
+    failpoint("loop.after_publish")
+    return metrics
+
+
+def prepare(run: Run, groups: Sequence[Group], *, again: bool = False) -> list[TrainSample]:
+    """Scored groups become weighed samples; anything malformed stops here.
+
+    Args:
+        again: a resumed run goes on between two passes over these groups, which it has looked at already.
+    """
+    if again:
+        return weigh(sort_out(groups, partial=run.config.partial_groups).groups, scale=run.config.scale_rewards)
     run.checked["groups"] += invariants.check_groups(
         groups, vocab_size=run.codec.vocab_size, stop_ids=run.codec.stop_ids
     )
@@ -123,15 +173,33 @@ def prepare(run: Run, groups: Sequence[Group]) -> list[TrainSample]:
     return samples
 
 
+def fates(run: Run, groups: Sequence[Group], samples: Sequence[TrainSample]) -> list[str | None]:
+    """Per group, None when it was trained on, else why not."""
+    trained = {sample.group for sample in samples}
+    if run.refused_in_a_row >= run.config.num_iterations:  # not one pass over this batch was applied
+        return ["nonfinite_step" if group.id in trained else _why_dropped(group) for group in groups]
+    return [None if group.id in trained else _why_dropped(group) for group in groups]
+
+
+def _why_dropped(group: Group) -> str:
+    reasons = sorted({r.failure or "no_verdict" for r in group.rollouts if r.reward is None})
+    return reasons[0] if reasons else "partial_group"
+
+
 def learn(run: Run, samples: Sequence[TrainSample], iteration: int) -> Metrics:
     """One optimiser step; a step that is not finite is dumped, counted and, k in a row, the end."""
-    report = run.learner.learn(samples, iteration=iteration)
+    failpoint("loop.before_learn")
+    with run.hooks.phase("learn"):
+        report = run.learner.learn(samples, iteration=iteration)
+    failpoint("loop.after_learn")
+    for what, remedy in report.notes:
+        run.hooks.warn(what, remedy)
     run.step += 1
     run.refused_in_a_row = 0 if report.applied else run.refused_in_a_row + 1
     if not report.applied:
-        run.hooks.refused(run.step, samples)
+        run.hooks.refused(run.step, samples, report.suspects)
         if run.refused_in_a_row >= run.config.max_nonfinite_steps:
-            raise nonfinite_error(samples, run.refused_in_a_row)
+            raise nonfinite_error(samples, run.refused_in_a_row, report.suspects)
     metrics = dict(report.metrics) | {"version": float(report.version), "steps_refused": float(not report.applied)}
     if run.learner.census is not None and not run.census_logged:
         metrics |= run.learner.census.metrics()
@@ -141,34 +209,68 @@ def learn(run: Run, samples: Sequence[TrainSample], iteration: int) -> Metrics:
 
 def log(run: Run, metrics: Metrics, groups: Sequence[Group]) -> None:
     """Write the step's numbers on the logging cadence, and the rollouts always."""
+    failpoint("loop.before_log")
     run.last_metrics = metrics
     run.between.step(metrics)
     if run.config.save_rollouts:
         run.hooks.keep_groups(run.step, groups)
-    if run.step % run.config.logging_steps == 0 or run.step in (1, run.config.max_steps):
+    if logging_due(run.config, run.step):
         run.hooks.log(run.step, metrics)
     if run.step == 1:
         for what, remedy in step_one_warnings(metrics, run.learner.census, run.config):
             run.hooks.warn(what, remedy)
 
 
+def logging_due(config: Config, step: int) -> bool:
+    """Whether this step's numbers are written: on the cadence, and the first and the last always."""
+    return step % config.logging_steps == 0 or step in (1, config.max_steps)
+
+
+def evaluation_due(run: Run) -> bool:
+    """Whether the weights after this step are to be looked at, and were not; they are published after the last pass."""
+    if run.last_eval_step == run.step or run.step % run.config.num_iterations:
+        return False
+    if run.step == 0:
+        return run.config.eval_on_start
+    return run.step % (run.config.eval_steps or run.config.max_steps) == 0
+
+
 def evaluate(run: Run) -> None:
-    """Held-out tasks, answered with the published weights; a strict guard that fires saves and ends the run here."""
+    """Held-out tasks, answered with the published weights, and what the guard thinks of it."""
     if not run.heldout:
         return
+    failpoint("loop.before_evaluate")
     started = time.perf_counter()
-    result = run.runtime.evaluate(run.heldout, run.step)
+    with run.hooks.phase("evaluate"):
+        result = run.runtime.evaluate(run.heldout, run.step)
     run.last_eval = result.metrics() | {"timing/eval": time.perf_counter() - started}
     run.last_eval_step = run.step
     run.eval_seconds += run.last_eval["timing/eval"]
     run.last_eval |= fold(run)
     run.hooks.evaluated(run.step, run.last_eval)
     keep_best(run)
-    if run.guard is not None and halted(run):
+    failpoint("loop.after_evaluate")
+
+
+def finish_step(run: Run) -> None:
+    """Between two steps, and only here: save what is due, obey the guard, obey who asked to stop."""
+    every = run.config.save_steps
+    is_best = run.config.save_best and run.best is not None and run.best[0] == run.step
+    if is_best or (every and run.step % every == 0) or run.hooks.due():
         run.hooks.save(run.step)
-        if run.config.guard.mode == "strict":
-            assert run.guard.last_status is not None, "a guard that fired has a status"
-            raise run.guard.last_status.as_error()
+    obey(run)
+    if run.hooks.stop() and not halted(run):
+        raise StopRequested
+
+
+def obey(run: Run) -> None:
+    """A guard that fired: the weights are saved, and a strict one ends the run here."""
+    if run.guard is None or not halted(run):
+        return
+    run.hooks.save(run.step)
+    if run.config.guard.mode == "strict":
+        assert run.guard.last_status is not None, "a guard that fired has a status"
+        raise run.guard.last_status.as_error()
 
 
 def fold(run: Run) -> Metrics:
@@ -184,20 +286,17 @@ def fold(run: Run) -> Metrics:
                 f"step {run.step}: no reward since the last evaluation", "the guard skips it; see failures/*"
             )
         return {}
-    share = run.eval_seconds / max(time.perf_counter() - run.began, 1e-9)
+    share = run.eval_seconds / max(run.seconds, 1e-9)
     return run.guard.last_status.as_metrics() | {"killswitch/eval_share": share}
 
 
 def keep_best(run: Run) -> None:
-    """Keep the weights when no evaluation was better; what a run began with is no checkpoint of it."""
+    """Remember the best evaluation; what a run began with is no checkpoint of it."""
     value = run.last_eval.get(run.heldout_metric)
     if run.step == 0:
         run.at_start = value
-    if value is None or run.step == 0 or (run.best is not None and value <= run.best[1]):
-        return
-    if run.config.save_best:
-        run.hooks.best(run.step, None if run.best is None else run.best[0])
-    run.best = (run.step, value)
+    elif value is not None and (run.best is None or value > run.best[1]):
+        run.best = (run.step, value)
 
 
 def halted(run: Run) -> bool:

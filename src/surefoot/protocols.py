@@ -124,6 +124,10 @@ class StepReport:
     version: int
     applied: bool
     """False when a non-finite number kept the step from the weights."""
+    suspects: tuple[str, ...] = ()
+    """Who is to blame for a step that was not applied, such as `task=t/group=g/rollout=2: loss is nan`."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """What a person should hear of this step: what happened, and what to do about it."""
 
 
 class Learner(Protocol):
@@ -167,6 +171,29 @@ class EvalResult:
             "eval_failures": float(self.failures),
         }
         return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The tasks of one batch, and its groups if it was played in an earlier life of the run."""
+
+    step: int
+    """The first optimiser step on this batch."""
+    tasks: tuple[Task, ...]
+    groups: tuple[Group, ...] | None = None
+
+
+class Books(Protocol):
+    """Who gets which task, and what became of it. The loop asks, plays, keeps, learns, settles: in that order."""
+
+    def draw(self, step: int, n: int) -> Assignment:
+        """The batch of this step: the next `n` tasks, or what the journal holds of it."""
+
+    def keep(self, assignment: Assignment, groups: Sequence[Group]) -> None:
+        """Groups and their composition are on the disk when this returns: from here on the step can be repeated."""
+
+    def settle(self, assignment: Assignment, step: int, fates: Sequence[str | None]) -> None:
+        """The batch is done with after `step`; per task, None when it was trained on, else why it was dropped."""
 
 
 class Runtime(Protocol):

@@ -16,6 +16,9 @@ BANNED_CALLS = {
     "src/surefoot/envs/reward_worker.py::multiprocessing.reduction.ForkingPickler.loads": (
         "the bytes come from our own driver over a socket pair that only the two processes hold"
     ),
+    "src/surefoot/envs/grading.py::exec_module": "the user's own reward file, named by the config on the command line",
+    "src/surefoot/harness/affected/child/sitecustomize.py::exec_module": "the sitecustomize that Python would have run",
+    "src/surefoot/trl_bridge/__init__.py::importlib.import_module": "a module of our own, from the table in that file",
 }
 
 PATH_EDITS = {

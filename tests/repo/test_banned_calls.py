@@ -1,4 +1,8 @@
-"""Calls that run what they read, and other habits that hide a failure, do not occur in src."""
+"""Calls that run what they read, and other habits that hide a failure, do not occur in src.
+
+What is allowed in spite of it, with its reason, is in `exceptions.py`: bytes between our own processes, and the user's
+own reward file, which the config on the command line names.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,30 @@ from exceptions import BANNED_CALLS
 from repo_tree import PACKAGE, Source, parse, sources
 
 BANNED = {
-    "eval", "exec", "os.system", "os.popen", "torch.load", "yaml.load", "yaml.load_all", "yaml.unsafe_load",
-    "yaml.full_load", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "shelve.open", "dill.load",
-    "dill.loads", "joblib.load", "cloudpickle.load", "cloudpickle.loads", "multiprocessing.reduction.ForkingPickler.loads",
+    "eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec", "builtins.compile", "builtins.__import__",
+    "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "pty.spawn", "code.interact",
+    "runpy.run_path", "runpy.run_module", "importlib.reload",
+    "torch.load", "torch.jit.load", "torch.hub.load", "torch.package.PackageImporter", "torch.serialization.load",
+    "numpy.lib.npyio.load", "pandas.read_pickle",
+    "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.full_load", "yaml.full_load_all",
+    "yaml.Loader", "yaml.FullLoader", "yaml.UnsafeLoader", "yaml.CLoader",
+    "pickle.load", "pickle.loads", "pickle.Unpickler", "_pickle.loads", "_pickle.load", "multiprocessing.reduction.ForkingPickler.loads",
+    "multiprocessing.Pipe", "multiprocessing.connection.Client", "multiprocessing.connection.Listener", "multiprocessing.managers.BaseManager",
+    "logging.config.listen", "tempfile.mktemp",
 }  # fmt: skip
-BANNED_MODULES = {"dill", "cloudpickle", "joblib", "shelve", "marshal"}
+"""Called, or only named: `read = pickle.loads` is as bad as calling it."""
+BANNED_MODULES = {"dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle", "imp", "dbm"}
+METHODS = {
+    "exec_module": "runs a file",
+    "extractall": "follows names out of an archive",
+    "read_pickle": "runs what it reads",
+    "from_code": "runs what it is given",
+}
+"""Whatever object they are called on."""
+SWITCHES = {"shell": False, "trust_remote_code": False, "allow_pickle": False, "weights_only": True}
+"""Keyword arguments, and the one literal that each may have."""
+INDIRECT = {"eval", "exec", "compile", "system", "popen", "loads", "__import__", "__subclasses__", "__globals__"}
+"""Names that `getattr` must not be asked for."""
 
 
 def findings(source: Source) -> Iterator[str]:
@@ -26,14 +49,14 @@ def findings(source: Source) -> Iterator[str]:
 
 
 def _of_node(node: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[str, str]]:
-    if isinstance(node, ast.Call):
-        name = _dotted(node.func, aliases)
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+        name = _dotted(node, aliases)
         if name in BANNED:
             yield name, "runs what it reads"
-        for keyword in node.keywords:
-            off = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
-            if keyword.arg in ("shell", "trust_remote_code") and not off:
-                yield keyword.arg, "only the literal False is allowed"
+        elif isinstance(node, ast.Attribute) and node.attr in METHODS:
+            yield node.attr, METHODS[node.attr]
+    elif isinstance(node, ast.Call):
+        yield from _of_call(node, aliases)
     elif isinstance(node, ast.Import | ast.ImportFrom):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
         for name in names:
@@ -43,6 +66,37 @@ def _of_node(node: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[str, str]
         yield "assert", "an assert without a message says nothing to the person it stops"
     elif isinstance(node, ast.ExceptHandler) and _swallows(node):
         yield "except", "a broad except has to raise, or keep the exception it caught"
+
+
+def _of_call(node: ast.Call, aliases: dict[str, str]) -> Iterator[tuple[str, str]]:
+    name = _dotted(node.func, aliases)
+    if name == "importlib.import_module" and not _is_text(node.args[:1]):
+        yield name, "imports only what is written here, never a name that was read somewhere"
+    if name == "getattr" and _is_text(node.args[1:2]) and node.args[1].value in INDIRECT:  # type: ignore[attr-defined]
+        yield "getattr", "reaches a banned call by the back door"
+    if name.endswith("numpy.load") and "allow_pickle" not in {keyword.arg for keyword in node.keywords}:
+        yield "numpy.load", "say allow_pickle=False, so that no version of numpy can think otherwise"
+    for keyword in node.keywords:
+        if keyword.arg in SWITCHES and not _is_literally(keyword.value, SWITCHES[keyword.arg]):
+            yield keyword.arg, f"only the literal {SWITCHES[keyword.arg]} is allowed"
+        if keyword.arg is None and isinstance(keyword.value, ast.Dict):
+            yield from _of_switches(keyword.value)
+
+
+def _of_switches(given: ast.Dict) -> Iterator[tuple[str, str]]:
+    """`f(**{"shell": True})` is the same as `f(shell=True)`."""
+    for key, value in zip(given.keys, given.values, strict=True):
+        name = key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ""
+        if name in SWITCHES and not _is_literally(value, SWITCHES[name]):
+            yield name, f"only the literal {SWITCHES[name]} is allowed"
+
+
+def _is_text(nodes: list[ast.expr]) -> bool:
+    return bool(nodes) and isinstance(nodes[0], ast.Constant) and isinstance(nodes[0].value, str)
+
+
+def _is_literally(node: ast.expr, wanted: bool) -> bool:
+    return isinstance(node, ast.Constant) and node.value is wanted
 
 
 def _swallows(node: ast.ExceptHandler) -> bool:
@@ -87,6 +141,16 @@ def test_every_exception_has_a_reason_and_a_file() -> None:
         assert reason.strip(), f"{key} needs a reason"
 
 
+def test_every_exception_is_still_needed() -> None:
+    excused = {key.split("::")[0] for key in BANNED_CALLS}
+    found = set()
+    for source in sources(PACKAGE):
+        aliases = _aliases(source.tree) if source.name in excused else {}
+        nodes = ast.walk(source.tree) if source.name in excused else []
+        found |= {f"{source.name}::{name}" for node in nodes for name, _ in _of_node(node, aliases)}
+    assert set(BANNED_CALLS) - found == set(), "an exception that nobody uses hides the next offence"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -94,6 +158,37 @@ def test_every_exception_has_a_reason_and_a_file() -> None:
         "from pickle import Unpickler as Reader\nReader(file)",
         "from multiprocessing.reduction import ForkingPickler\nForkingPickler.loads(data)",
         "from dill import loads",
+        "import shelve",
+        "import marshal",
+        "from multiprocessing.connection import Client\nClient(address)",
+        "import pickle as p\nread = p.loads",
+        "import pickle\nlist(map(pickle.loads, rows))",
+        "import torch\ntorch.jit.load('x')",
+        "import torch.hub\ntorch.hub.load('x', 'y')",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "import numpy as np\nnp.load('x', allow_pickle=flag)",
+        "import numpy as np\nnp.load('x')",
+        "load_file('x', weights_only=False)",
+        "import yaml\nyaml.unsafe_load(text)",
+        "import yaml\nyaml.full_load(text)",
+        "import yaml\nreader = yaml.UnsafeLoader",
+        "compile(text, 'x', 'exec')",
+        "run = eval",
+        "import builtins\nbuiltins.exec(text)",
+        "getattr(builtins, 'eval')(text)",
+        "getattr(os, 'system')(text)",
+        "__import__(name)",
+        "import importlib\nimportlib.import_module(row['module'])",
+        "from importlib import import_module as get\nget(name)",
+        "spec.loader.exec_module(module)",
+        "import runpy\nrunpy.run_path(path)",
+        "import os\nos.system('ls')",
+        "from os import popen\npopen('ls')",
+        "import subprocess\nsubprocess.getoutput('ls')",
+        "import subprocess\nsubprocess.run('ls', **{'shell': True})",
+        "archive.extractall(folder)",
+        "frame.read_pickle('x')",
+        "import tempfile\ntempfile.mktemp()",
         "import torch\ntorch.load('x')",
         "import torch as t\nt.load('x', weights_only=True)",
         "from torch import load as read\nread('x')",
@@ -119,6 +214,13 @@ def test_planted_violation_is_seen(text: str) -> None:
         "import json\njson.loads('1')",
         "import yaml\nyaml.safe_load(text)",
         "model.eval()",
+        "import re\nre.compile('x')",
+        "import torch\nfast = torch.compile(model)",
+        "import importlib\nimportlib.import_module('reasoning_gym')",
+        "import numpy as np\nnp.load('x', allow_pickle=False)",
+        "import pickle\ntry:\n    f()\nexcept pickle.PicklingError as error:\n    raise ValueError from error",
+        "getattr(config, 'loss_type')",
+        "load(path, weights_only=True, trust_remote_code=False)",
         "import subprocess\nsubprocess.run(['ls'], shell=False)",
         "assert x > 0, 'x is a count'",
         "try:\n    f()\nexcept Exception as error:\n    raise StateError('a', 'b', 'c') from error",

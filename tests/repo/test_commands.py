@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from repo_tree import ROOT, python_files, run_python
 
-COMMANDS = ("train eval config version check dump baseline trend assets bisect suite test cover demo").split()
+COMMANDS = ("train eval config version check dump baseline trend assets bisect suite test cover demo ledger").split()
 
 
 def syntax_errors(*folders: Path) -> list[str]:

@@ -111,7 +111,7 @@ def prepare(groups: Sequence[Group], **keys: Any) -> list[TrainSample]:
     nobody: Any = None
     return loop.prepare(
         loop.Run(
-            config=config, runtime=nobody, learner=nobody, codec=TinyCodec(), next_tasks=nobody, heldout=(),
+            config=config, runtime=nobody, learner=nobody, codec=TinyCodec(), books=nobody, heldout=(),
             hooks=nobody,
         ),
         groups,

@@ -170,7 +170,7 @@ def test_at_least_95_percent_of_typos_get_the_right_hint() -> None:
 
 
 def test_a_name_like_nothing_gets_no_false_hint() -> None:
-    assert nearest("zzzzzzzz") == []
+    assert nearest("zzzzzzzz") == ()
     assert "did you mean" not in hint("zzzzzzzz")
 
 
@@ -299,7 +299,7 @@ def test_another_key_leaves_the_target_alone() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    model=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
+    model=st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="~"), min_size=1, max_size=20),
     system=st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
     rate=st.floats(min_value=0, max_value=1e300, allow_nan=False),
     weights=st.none() | st.tuples(st.floats(-1e9, 1e9)),

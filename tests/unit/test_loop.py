@@ -19,6 +19,8 @@ from surefoot.loop import Hooks, Run
 from surefoot.policy.census import Census
 from surefoot.protocols import EvalResult, StepReport
 from surefoot.records import LENGTH, STOP, Group, Rollout, Task, TrainSample, Turn
+from surefoot.runtime.books import LooseBooks
+from surefoot.store.durable import commit_folder
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(6)]
 MOVED = Census(total=3, with_gradient=3, moved=3, still=())
@@ -99,13 +101,13 @@ def make(
         evaluated=lambda step, metrics: diary.append(("evaluated", step, metrics)),
         warn=lambda what, remedy: diary.append(("warn", what, remedy)),
         keep_groups=lambda step, groups: diary.append(("keep", step)),
-        refused=lambda step, samples: diary.append(("refused", step)),
+        refused=lambda step, samples, suspects: diary.append(("refused", step)),
         save=lambda step: diary.append(("save", step)),
     )
     learner: Any = FakeLearner(diary, refuse, census)
     run = Run(
         config=config, runtime=FakeRuntime(diary, rewards, finish), learner=learner, codec=CODEC,
-        next_tasks=lambda n: TASKS[:n], heldout=heldout, hooks=hooks,
+        books=LooseBooks(lambda n: TASKS[:n]), heldout=heldout, hooks=hooks,
     )  # fmt: skip
     return run, diary
 
@@ -236,7 +238,16 @@ def test_without_held_out_tasks_nobody_evaluates() -> None:
 @pytest.mark.config_key("save_steps")
 @pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [2, 4, 6]), (4, [4])])
 def test_weights_are_saved_on_their_cadence(every: int, steps: list[int]) -> None:
-    assert played(save_steps=every)[1].of("save") == steps
+    assert played(save_steps=every, save_best=False)[1].of("save") == steps
+
+
+@pytest.mark.config_key("save_minutes")
+def test_a_save_that_the_clock_asks_for_comes_between_two_steps() -> None:
+    run, diary = make(save_best=False)
+    run.hooks.due = lambda: run.step in (2, 5)
+    loop.train(run)
+    assert diary.of("save") == [2, 5]
+    assert [kind for kind, *_ in diary if kind in ("learn", "save")].index("save") == 2, "after the second step"
 
 
 def test_every_logged_step_has_its_version_times_and_rewards() -> None:
@@ -348,15 +359,17 @@ def session(
     spoil(run)
     parts = SimpleNamespace(runtime=run.runtime, learner=run.learner, codec=run.codec, train=TASKS, heldout=heldout)
     parts.policy = SimpleNamespace(model=None, tokenizer=None)
-    monkeypatch.setattr(module, "_start", lambda *args: parts)
+    monkeypatch.setattr(module, "_start", lambda around, resumed: module._make_run(around, parts))
     monkeypatch.setattr(module, "RewardPool", lambda *args, **kwargs: SilentView())
     out = tmp_path / "run"
 
-    def save(*args: Any, step: int, **kwargs: Any) -> None:
+    def save(learner: Any, tokenizer: Any, target: Path, *, step: int, extra: Any) -> None:
         saving(step)
-        (out / f"checkpoints/step_{step}").mkdir()
+        temporary = target.with_name(f".step_{step}.partial")
+        temporary.mkdir()
+        commit_folder(temporary, target, {"step": step})
 
-    monkeypatch.setattr("surefoot.policy.checkpoint.save_checkpoint", save)
+    monkeypatch.setattr("surefoot.policy.training_state.save_training_checkpoint", save)
     sizes = ["tasks_per_step=2", "num_generations=4", "reward_workers=1"]
     loaded = load_config(None, [f"output_dir={out}", *sizes, *(words or ["max_steps=2"])])
     with contextlib.suppress(SurefootError, OSError):
@@ -401,10 +414,13 @@ def test_only_whole_steps_are_saved_by_a_stop(tmp_path: Path, monkeypatch: pytes
     """An interrupt inside a step may find half the parameters updated; those must not look like a checkpoint."""
 
     def spoil(run: Run) -> None:
-        def learn(samples: Any, *, iteration: int = 0) -> StepReport:
-            raise KeyboardInterrupt if midway else loop.StopRequested
+        def stop(*args: Any, **keys: Any) -> Any:
+            raise loop.StopRequested("here")
 
-        run.learner.learn = learn  # type: ignore[method-assign]
+        if midway:
+            run.learner.learn = stop  # type: ignore[method-assign]
+        else:
+            run.runtime.collect = stop  # type: ignore[method-assign]
 
     path = session(tmp_path, monkeypatch, spoil)
     assert json.loads(path.read_text())["status"] == "INCOMPLETE"
@@ -438,7 +454,10 @@ def test_the_former_best_goes_only_after_the_better_one_and_not_when_the_cadence
     )  # fmt: skip
     assert json.loads(path.read_text())["best"]["step"] == 6
     assert seen[4] == ["step_2", "step_3"], "the best so far is there while a better one is written"
-    assert sorted(p.name for p in (path.parent / "checkpoints").iterdir()) == ["step_2", "step_4", "step_6"]
+    assert seen[5] == ["step_2", "step_3", "step_4"]
+    assert seen[6] == ["step_2", "step_4", "step_5"], "two newer ones were good: the third went"
+    left = sorted(p.name for p in (path.parent / "checkpoints").iterdir())
+    assert left == ["step_2", "step_4", "step_5", "step_6"], "the cadence, the newest two, the best"
 
 
 def test_a_collapse_whose_weights_could_not_be_saved_is_still_a_fail(

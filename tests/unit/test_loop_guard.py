@@ -20,6 +20,7 @@ from surefoot.loop_notes import Between
 from surefoot.policy.census import Census
 from surefoot.protocols import EvalResult, StepReport
 from surefoot.records import STOP, Group, Rollout, Task, Turn, Verdict
+from surefoot.runtime.books import LooseBooks
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.metrics import lookup
 from surefoot.tracking.plan import batch_arithmetic, guard_warning, planned_evaluations
@@ -48,12 +49,11 @@ class FakeRun:
             evaluated=lambda step, metrics: self.note("evaluated", step, metrics),
             warn=lambda what, remedy: self.note("warn", what),
             keep_groups=lambda step, groups: None,
-            refused=lambda step, samples: None,
+            refused=lambda step, samples, suspects: None,
             save=lambda step: self.note("save", step),
-            best=lambda step, former: self.note("best", step, former),
         )
         self.run = Run(
-            config=Config(**(settings | keys)), runtime=mine, learner=mine, next_tasks=lambda n: TASKS[:n],
+            config=Config(**(settings | keys)), runtime=mine, learner=mine, books=LooseBooks(lambda n: TASKS[:n]),
             codec=SimpleNamespace(stop_ids=frozenset({2}), pad_token_id=0, vocab_size=50), heldout=TASKS, hooks=hooks,
             guard=None if mode == "off" else HeldOutGuard(**EAGER),
         )  # fmt: skip
@@ -135,7 +135,7 @@ def test_a_fired_soft_guard_saves_and_ends_the_run_without_an_error() -> None:
     loop.train(fake.run)
     assert fake.run.step == 4
     assert loop.halted(fake.run)
-    assert fake.of("save") == [(4,)]
+    assert set(fake.of("save")[1:]) == {(4,)}, "after the best one at step 2, those that it was stopped with"
 
 
 def test_without_a_guard_the_same_run_goes_to_its_end() -> None:
@@ -149,7 +149,7 @@ def test_a_run_whose_curves_rise_together_is_left_alone() -> None:
     fake = FakeRun(rising, rising)
     loop.train(fake.run)
     assert fake.run.step == 12
-    assert fake.of("save") == []
+    assert {step for (step,) in fake.of("save")} == {2, 4, 6, 8, 10, 12}, "each one was the best so far"
 
 
 def test_firing_at_the_very_last_evaluation_still_counts() -> None:
@@ -250,27 +250,25 @@ def test_the_evaluation_line_carries_the_guards_numbers_and_what_looking_on_cost
 # -- the best weights -----------------------------------------------------------------------------
 
 
-def test_the_best_weights_are_kept_and_the_former_best_is_named() -> None:
+def test_the_best_weights_are_kept() -> None:
     heldout = {0: 0.9, 2: 0.3, 4: 0.5, 6: 0.4, 8: 0.5, 10: 0.6, 12: 0.1}
     fake = FakeRun(rising, lambda step: heldout[step], mode="off")
     loop.train(fake.run)
-    assert fake.of("best") == [(2, None), (4, 2), (10, 4)], (
-        "an equal value does not replace; the start is no checkpoint"
-    )
+    assert fake.of("save") == [(2,), (4,), (10,)], "an equal value does not replace; the start is no checkpoint"
     assert (fake.run.best, fake.run.at_start) == ((10, 0.6), 0.9)
 
 
-def test_a_best_that_could_not_be_saved_is_not_called_the_best() -> None:
+def test_a_best_that_could_not_be_saved_ends_the_run() -> None:
     fake = FakeRun(rising, rising, mode="off")
 
-    def full(step: int, former: int | None) -> None:
+    def full(step: int) -> None:
         if step > 2:
             raise OSError(28, "No space left on device")
 
-    fake.run.hooks.best = full
+    fake.run.hooks.save = full
     with pytest.raises(OSError, match="No space"):
         loop.train(fake.run)
-    assert fake.run.best == (2, rising(2))
+    assert fake.run.step == 4
 
 
 # -- said before, and left behind -------------------------------------------------------------------
@@ -339,21 +337,6 @@ def test_the_way_out_names_the_weights_that_are_really_better(at_start: float | 
     assert way_out(None, "m", Path("/r")).startswith("read the rollouts")
 
 
-def test_a_checkpoint_is_whole_under_its_name_until_it_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder.create(tmp_path / "run", "run", tmp_path)
-    for step in (2, 4):
-        folder.checkpoint(step).mkdir()
-        (folder.checkpoint(step) / "model.safetensors").write_bytes(b"x")
-    seen: list[list[str]] = []
-    monkeypatch.setattr("shutil.rmtree", lambda path, ignore_errors=False: seen.append(names(folder)))
-    folder.remove_checkpoint(2)
-    assert seen[-1] == ["step_4"], "while its files go, nobody can take it for a checkpoint"
-    monkeypatch.undo()
-    folder.remove_checkpoint(2)
-    folder.remove_checkpoint(7)
-    assert names(folder) == ["step_4"], "one that is not there is gone already"
-
-
 @pytest.mark.parametrize(
     "verdict",
     [
@@ -377,10 +360,6 @@ def test_the_best_checkpoint_is_the_one_that_the_verdict_names_or_an_error(tmp_p
     folder.verdict.unlink() if verdict is None else folder.verdict.write_text(verdict)
     with pytest.raises(StateError, match="names no best checkpoint"):
         folder.best_checkpoint()
-
-
-def names(folder: RunFolder) -> list[str]:
-    return [path.name for path in folder.checkpoints()]
 
 
 # -- planted bugs ---------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ runs them inside a run folder; `evaluate` looks at a finished run again.
 
 from __future__ import annotations
 
-from surefoot.assemble.session import Outcome, train
+from surefoot.assemble.session import Outcome, resume, train
 
-__all__ = ["Outcome", "evaluate", "train"]
+__all__ = ["Outcome", "evaluate", "resume", "train"]
 
 
 def __getattr__(name: str) -> object:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +25,7 @@ from surefoot.policy.channels import Channels, ChannelSettings, WorkedExamples, 
 from surefoot.policy.chat import ChatCodec
 from surefoot.policy.learner import GRPOLearner, LearnerSettings
 from surefoot.policy.load import Policy, load_policy, resolve_device
+from surefoot.policy.training_state import weights_of
 from surefoot.records import Task
 from surefoot.runtime.local import LocalRuntime
 from surefoot.runtime.rollout import RolloutCollector, Sampling
@@ -90,6 +93,29 @@ def build(config: Config, base: Path, inputs: Inputs, pool: RewardPool) -> Parts
     learner = GRPOLearner(policy.model, learner_settings(config, codec.pad_token_id), channels)
     cramped = sum(len(prompts[t.id]) + config.max_completion_length > width for t in (*train, *heldout))
     return Parts(policy, codec, learner, runtime, train, heldout, left_out, cramped)
+
+
+def parts_identity(parts: Parts) -> dict[str, str]:
+    """What the model and the tasks are that a run began with, as digests; a resume compares them."""
+    return {
+        "train_sha256": _digest(task.id.encode() for task in parts.train),
+        "heldout_sha256": _digest(task.id.encode() for task in parts.heldout),
+        "weights_sha256": _digest(_weight_bytes(parts.policy.model)),
+    }
+
+
+def _digest(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(len(piece).to_bytes(8, "little"))
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _weight_bytes(net: Any) -> Iterator[bytes]:
+    for name, value in weights_of(net).items():
+        yield name.encode()
+        yield value.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _fitting(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from surefoot.assemble.inputs import read_inputs
-from surefoot.config_load import load_config
+from surefoot.assemble.resume import load_run_config
 from surefoot.envs.reward_pool import RewardPool
 from surefoot.errors import StateError
 from surefoot.store.run_folder import RunFolder
@@ -21,12 +21,15 @@ def evaluate(run_dir: Path, checkpoint: str | None, view: View) -> dict[str, flo
     """
     folder = RunFolder.open(run_dir)
     weights = _checkpoint(folder, checkpoint)
-    loaded = load_config(folder.config)
+    loaded = load_run_config(folder)
     inputs = read_inputs(loaded.config, loaded.base)
     # Answering needs no training channels, nor the files they read.
     answering = {"model": str(weights.absolute()), "alpha_sdpo": 0.0, "beta_replay": 0.0, "replay_pairs": None}
     config = loaded.config.model_copy(update=answering)
-    with RewardPool(inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s) as pool:
+    with RewardPool(
+        inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s,
+        memory_mb=config.reward_memory_mb,
+    ) as pool:  # fmt: skip
         view.start([f"evaluating {weights}"])
         from surefoot.assemble.build import build  # torch: after the reward workers are forked
 

@@ -15,7 +15,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from surefoot.cli import bisect, check, commands, demo, runner, suite, trend
+from surefoot.cli import bisect, check, commands, demo, ledger, runner, suite, trend
 from surefoot.cli.exits import guarded
 
 app = typer.Typer(
@@ -44,13 +44,19 @@ _Words = Annotated[
 def train(
     words: _Words = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Resolve, check, estimate, write nothing.")] = False,
+    resume: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--resume", metavar="RUN", help="Go on with an interrupted run.", show_default=False),
+    ] = None,
 ) -> None:
     """Train a model by CONFIG; without it, the built-in run: sums on two cores, about a minute.
 
     CONFIG is a .toml or .yaml file; every key can be set after it, as max_steps=5 or --max-steps 5.
+    A run that was stopped or killed goes on with --resume RUN, bit for bit as if nothing had happened.
     """
-    action = commands.plan if dry_run else commands.train
-    sys.exit(guarded(partial(action, words or [])))
+    if resume is not None:
+        sys.exit(guarded(partial(commands.resume, resume, [*(words or []), *(["--dry-run"] if dry_run else [])])))
+    sys.exit(guarded(partial(commands.plan if dry_run else commands.train, words or [])))
 
 
 @app.command("eval")
@@ -80,7 +86,7 @@ def version() -> None:
     sys.exit(guarded(commands.version))
 
 
-for _part in (check, trend, bisect, suite, runner, demo):
+for _part in (ledger, check, trend, bisect, suite, runner, demo):
     _part.add_to(app)
 
 

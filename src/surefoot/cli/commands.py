@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from surefoot.errors import ConfigError
+
 if TYPE_CHECKING:
     from surefoot.config_load import LoadedConfig
 
@@ -19,6 +21,27 @@ def train(words: Sequence[str]) -> int:
     view = open_view(loaded.config.max_steps)
     try:
         outcome = assemble.train(loaded, view=view)
+    finally:
+        view.close()
+    return outcome.exit_code
+
+
+def resume(run: Path, words: Sequence[str]) -> int:
+    """Go on with an interrupted run; the verdict's exit code."""
+    if words:
+        raise ConfigError(
+            f"--resume takes no config and no overrides, and got {' '.join(words)!r}",
+            "a resumed run is the same run: other settings would make it another one that bears its name",
+            "leave them out, or start a new run from a checkpoint of this one: model=RUN/checkpoints/step_N",
+        )
+    from surefoot import assemble
+    from surefoot.assemble.resume import load_run_config
+    from surefoot.store.run_folder import RunFolder
+    from surefoot.tracking.console import open_view
+
+    view = open_view(load_run_config(RunFolder.open(run)).config.max_steps)
+    try:
+        outcome = assemble.resume(run, view=view)
     finally:
         view.close()
     return outcome.exit_code

@@ -6,6 +6,8 @@ KeyboardInterrupt   75
 closed pipe         quiet, 0: the reader had enough
 disk trouble        74
 anything else       70: a bug of ours; the traceback goes to a file whose name is printed
+
+Whatever the outcome, secrets are hidden in what is said and in what is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ def guarded(action: Callable[[], int]) -> int:
     """Run one command; the exit code. Nothing but SystemExit gets past here."""
     try:
         code = action()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # started with it closed
+            sys.stdout.flush()
         return code
     except SurefootError as error:
         _say(f"{type(error).__name__}: {error}")
@@ -48,7 +51,9 @@ def guarded(action: Callable[[], int]) -> int:
 
 
 def _bug(error: Exception) -> int:
-    text = "".join(traceback.format_exception(error))
+    from surefoot.safe_text import printable
+
+    text = printable("".join(traceback.format_exception(error)))
     try:
         descriptor, name = tempfile.mkstemp(prefix="surefoot-crash-", suffix=".txt")  # 0600
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
@@ -56,7 +61,7 @@ def _bug(error: Exception) -> int:
         where = f"the traceback is in {name}"
     except OSError:
         where = f"the traceback could not be saved, so here it is:\n{text}"
-    summary = traceback.format_exception_only(error)[-1].strip()[:500]
+    summary = printable(traceback.format_exception_only(error)[-1]).strip()[:500]  # cut after: half a secret is one too
     _say(f"this is a bug in surefoot: {summary}\n  {where}\n  fix: please report it with that file")
     return BUG
 

@@ -6,8 +6,10 @@ Promises   one pass reports everything; a problem that is only a consequence of 
 
 from __future__ import annotations
 
+import os
 import re
 import typing
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +23,8 @@ from surefoot.errors import ConfigError
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A run name becomes part of a folder's name."""
+_LONGEST_NAME, _LONGEST_PATH = 255, 4000
+"""Bytes; what the usual file systems take, with room for what a run puts below its folder."""
 
 
 @dataclass(slots=True)
@@ -67,7 +71,8 @@ class Draft:
         config = self._typed()
         self.doubted |= self.suspects - set(self.values)
         if config is not None:
-            for line in [*config.problems(), *_name_problems(config), *_guard_problems(config)]:
+            found = [*config.problems(), *_name_problems(config), *_path_problems(config), *_guard_problems(config)]
+            for line in found:
                 named = set(re.findall(r"[a-z][a-z0-9_.]*[a-z0-9]", line))
                 if not named & self.doubted:
                     self.problem(self._place_of(line), line)
@@ -152,6 +157,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     text = f'"{value}"' if isinstance(value, str) else "nothing" if value is None else str(value)
+    text = "".join(c if unicodedata.category(c) not in ("Cc", "Cs") else repr(c)[1:-1] for c in text)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -163,6 +169,27 @@ def _name_problems(config: Config) -> Iterator[str]:
             f"run_name = {_shown(name)}: names a folder, so letters, digits, dot, dash and underscore, at most 64; "
             f'write "{better}"'
         )
+
+
+def _path_problems(config: Config) -> Iterator[str]:
+    """Texts that no file or folder can be called; found here, they cannot surprise whoever opens them."""
+    named = {name: getattr(config, name) for name in ("model", "tasks", "output_dir", "replay_pairs", "eval_metric")}
+    for name, text in [*named.items(), *(("reward_funcs", text) for text in config.reward_funcs)]:
+        if text and (why := _not_a_path(text)):
+            yield f"{name} = {_shown(text)}: {why}"
+    for name in ("system_prompt", "target_metric"):
+        if any(unicodedata.category(char) == "Cs" for char in getattr(config, name) or ""):
+            yield f"{name} = {_shown(getattr(config, name))}: holds half a surrogate pair, which is not text"
+
+
+def _not_a_path(text: str) -> str | None:
+    if any(unicodedata.category(char) in ("Cc", "Cs") for char in text):
+        return "holds a control character or half a surrogate pair; such names mislead whoever reads them"
+    if max(len(part.encode()) for part in text.split("/")) > _LONGEST_NAME or len(text.encode()) > _LONGEST_PATH:
+        return f"is too long: a name has at most {_LONGEST_NAME} bytes, a path {_LONGEST_PATH}"
+    if text.startswith("~") and os.path.expanduser(text) == text:
+        return "there is no such user; write the folder in full"
+    return None
 
 
 def _guard_problems(config: Config) -> Iterator[str]:

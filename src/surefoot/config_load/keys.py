@@ -75,7 +75,7 @@ FOREIGN: dict[str, str] = {
     ),
     **dict.fromkeys(["lora_rank", "lora_alpha", "lora_r", "use_peft", "lora_target_modules"], _LORA),
     **dict.fromkeys(["max_staleness", "max_off_policy_steps"], "not needed: every rollout is trained on at once"),
-    **dict.fromkeys(["report_to", "logging_dir", "wandb_project"], "leave it out; numbers go to RUN/metrics.jsonl"),
+    **dict.fromkeys(["logging_dir", "wandb_project"], "leave it out; numbers go to RUN/metrics.jsonl and report_to"),
     **dict.fromkeys(["lr_scheduler", "scheduler"], "use lr_scheduler_type"),
     **dict.fromkeys(["gradient_clipping", "clip_grad", "grad_clip"], "use max_grad_norm"),
     **dict.fromkeys(["num_workers", "dataloader_num_workers"], "use reward_workers for reward processes"),
@@ -169,7 +169,8 @@ def hint(path: str) -> str:
     return f"did you mean {' or '.join(names)}?"
 
 
-def nearest(path: str) -> list[str]:
+@cache
+def nearest(path: str) -> tuple[str, ...]:
     """The keys with the fewest edits from `path` (all of them, if several), or none when nothing is close."""
     leaf = path.rsplit(".", 1)[-1]
     limit = max(1, len(leaf) // 3)
@@ -182,7 +183,7 @@ def nearest(path: str) -> list[str]:
         if best <= limit:
             scored[target] = min(best, scored.get(target, best))
     low = min(scored.values(), default=0)
-    return [name for name, edits in scored.items() if edits == low][:3]
+    return tuple(name for name, edits in scored.items() if edits == low)[:3]
 
 
 def _edits(a: str, b: str, limit: int) -> int:

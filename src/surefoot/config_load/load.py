@@ -6,6 +6,7 @@ Promises   every problem of file and command line in one error, each with its pl
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +41,7 @@ class LoadedConfig:
 
     def path(self, text: str) -> Path:
         """A path of this config, absolute."""
-        return (self.base / Path(text).expanduser()).absolute()
+        return Path(_absolute_text(text, self.base))
 
     def with_config(self, config: Config) -> LoadedConfig:
         """The same origin with another config."""
@@ -135,8 +136,10 @@ def _absolute(config: Config, base: Path) -> Config:
 
 
 def _is_path(value: str, base: Path) -> bool:
-    return value not in BUILTIN_MODELS and (base / Path(value).expanduser()).exists()
+    return value not in BUILTIN_MODELS and os.path.exists(_absolute_text(value, base))
 
 
 def _absolute_text(text: str, base: Path) -> str:
-    return str((base / Path(text).expanduser()).absolute())
+    """`text` below `base`, or below a user's folder; one of a user who is not there stays as it is, to be refused."""
+    home = os.path.expanduser(text)
+    return text if home.startswith("~") else str((base / home).absolute())

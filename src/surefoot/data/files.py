@@ -27,9 +27,14 @@ from surefoot.errors import TaskError
 from surefoot.records import Message, Task
 
 MAX_LINE_BYTES = 10_000_000
+MAX_WHOLE_BYTES = 2**30
+"""What a .json file may hold, and a Parquet file may unfold to: they are read whole, a .jsonl file line by line."""
 MAX_PROBLEMS = 10
 RESERVED = ("prompts", "completions")
 """Argument names of every reward function; a column of that name could not be handed over."""
+
+_PARQUET_ROWS = 256
+"""Unfolded at a time: one long value repeated a million times takes hardly any room in the file."""
 
 Row = tuple[str, object]
 """(place, parsed value); the place is `file:line`, or `file[index]` where there are no lines."""
@@ -126,7 +131,10 @@ def _task(value: object, stem: str, copies: Counter[str]) -> Task:
 
 def _content_hash(row: Mapping[str, object]) -> str:
     try:
-        return hashlib.sha256(canonical(row).encode("utf-8")).hexdigest()[:16]
+        content = canonical(row).encode("utf-8")
+        if len(content) > MAX_LINE_BYTES:
+            raise _RowProblem(f"holds {len(content):,} bytes; a task has at most {MAX_LINE_BYTES:,}")
+        return hashlib.sha256(content).hexdigest()[:16]
     except UnicodeEncodeError as error:
         raise _RowProblem("holds half of a surrogate pair, which is not text") from error
 
@@ -232,6 +240,8 @@ def _read_jsonl(path: Path, problems: _Problems) -> Iterator[Row]:
 
 def _read_json(path: Path, problems: _Problems) -> Iterator[Row]:
     try:
+        if (size := path.stat().st_size) > MAX_WHOLE_BYTES:
+            raise _RowProblem(f"has {size:,} bytes, at most {MAX_WHOLE_BYTES:,} are read; one task per line is .jsonl")
         value = _parse(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
         if not isinstance(value, list):
             raise _RowProblem(f"is {_kind(value)}, not a list of tasks (one task per line is .jsonl)")
@@ -277,14 +287,20 @@ def _read_parquet(path: Path, problems: _Problems) -> Iterator[Row]:
             "only Parquet needs it, so it is not among the core dependencies",
             "pip install surefoot[tasks], or convert the file to .jsonl",
         ) from error
+    index = 0
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        with pyarrow.parquet.ParquetFile(path) as file:
+            groups = range(file.metadata.num_row_groups)
+            size = sum(file.metadata.row_group(group).total_byte_size for group in groups)
+            if size > MAX_WHOLE_BYTES:  # a few kilobytes can say this of themselves; nothing was unfolded yet
+                raise OSError(f"it unfolds to {size:,} bytes, at most {MAX_WHOLE_BYTES:,} are read")
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+                for row in batch.to_pylist():
+                    yield f"{path.name}[{index}]", row
+                    index += 1
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         problems.add(path.name, f"cannot be read as Parquet: {error}")
         problems.refuse()
-        return
-    for index, row in enumerate(rows):
-        yield f"{path.name}[{index}]", row
 
 
 _READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet}

@@ -181,16 +181,25 @@ class TaskStream:
         self._order = self._arrange()
 
     def _arrange(self) -> list[str]:
-        """This epoch's permutation: sorted by hash of (seed, epoch, id), held ids not among the first `needed`."""
-        order = sorted(self._tasks, key=lambda task_id: _digest(f"{self._seed}/{self._epoch}/{task_id}"))
-        held = set(self._held)
-        first = [task_id for task_id in order if task_id not in held][: self._needed]
-        chosen = set(first)
-        return first + [task_id for task_id in order if task_id not in chosen]
+        return epoch_order(self._tasks, self._seed, self._epoch, held=self._held, needed=self._needed)
 
     def _identity(self) -> str:
         """SHA-256 over the ids, whatever their order."""
         return hashlib.sha256(canonical(sorted(self._tasks)).encode()).hexdigest()
+
+
+def epoch_order(ids: Iterable[str], seed: int, epoch: int, *, held: Iterable[str] = (), needed: int = 0) -> list[str]:
+    """One epoch's permutation: sorted by hash of (seed, epoch, id).
+
+    Args:
+        held: ids that a batch brings along from the epoch before; they are not among the first `needed` of this one,
+            so that no batch over the border holds a task twice.
+    """
+    order = sorted(ids, key=lambda task_id: _digest(f"{seed}/{epoch}/{task_id}"))
+    elsewhere = set(held)
+    first = [task_id for task_id in order if task_id not in elsewhere][:needed]
+    chosen = set(first)
+    return first + [task_id for task_id in order if task_id not in chosen]
 
 
 def _digest(text: str) -> bytes:

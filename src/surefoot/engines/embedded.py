@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from surefoot import pulse
 from surefoot.engines.decoder import Decoder
 from surefoot.engines.linear import row_step
 from surefoot.engines.sampling import draw, draw_siblings, random_stream
@@ -154,6 +155,7 @@ class EmbeddedEngine:
         """Keys, values and last logits of a prompt; once per group, even when its siblings enter in waves."""
         if self._last_prefill is None or self._last_prefill[0] != (self.version, prompt_ids):
             self._last_prefill = ((self.version, prompt_ids), self.decoder.prefill(prompt_ids))
+            pulse.beat("generating")
         return self._last_prefill[1]
 
     def _step(self, done: dict[int, Completion]) -> None:
@@ -172,6 +174,7 @@ class EmbeddedEngine:
             if seat is not None and self._accept(seat, drawn[row], done):
                 self._seats[row] = None
                 self._free.append(row)
+        pulse.beat("generating")
 
     def _dice(self, seats: Sequence[_Seat | None]) -> tuple[Tensor, Tensor]:
         """Temperatures (R,) and this position's uniform numbers (R,)."""

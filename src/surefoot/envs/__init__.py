@@ -7,6 +7,7 @@
     reward_link.py    the driver's end of the sockets to nursery and workers
     reward_nursery.py the small process that forks workers and cleans up after them
     reward_worker.py  the loop in which the user's function runs
+    memory_cap.py     how much memory a reward may take
     process_tree.py   finding and ending every descendant
     frames.py         length-framed messages with a size cap
 

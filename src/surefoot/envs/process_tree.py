@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -35,10 +36,10 @@ def adopt_orphans() -> None:
 
 def kill_tree(pid: int) -> None:
     """SIGKILL to a child of ours that was not reaped yet, its process group and its descendants."""
-    descendants = _descendants(pid)
+    found = descendants(pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):  # leads no group yet, or only zombies are left
         os.killpg(pid, signal.SIGKILL)
-    for each in (pid, *descendants):
+    for each in (pid, *found):
         _kill(each)
 
 
@@ -60,28 +61,59 @@ def end_all_children(patience_s: float = 5.0) -> None:
     """Kill and bury every child, and what they leave behind, until there is none."""
     give_up = time.monotonic() + patience_s
     while time.monotonic() < give_up:
-        for pid in _children_by_parent().get(os.getpid(), []):
-            kill_tree(pid)
+        for pid in descendants(os.getpid()):  # one look for all: a reward may have left hundreds behind
+            _kill(pid)
+        if not _bury_the_dead():
+            return
+        time.sleep(0.005)
+
+
+def _bury_the_dead() -> bool:
+    """Reap every child that has ended; whether one is left."""
+    while True:
         try:
             ended, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return False
         if ended == 0:
-            time.sleep(0.005)
+            return True
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children and so on, by one look at the whole process table."""
+    return _below(pid, _children_by_parent().get)
+
+
+def family(pid: int) -> list[int]:
+    """The process and its descendants; asks only them for their children, where the kernel answers that."""
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        return [pid, *descendants(pid)]
+    return [pid, *_below(pid, _children_of)]
+
+
+def _below(pid: int, children_of: Callable[[int, list[int]], list[int]]) -> list[int]:
+    found, frontier = [], [pid]
+    while frontier:
+        frontier = [child for parent in frontier for child in children_of(parent, [])]
+        found += frontier
+    return found
+
+
+def _children_of(pid: int, default: list[int]) -> list[int]:
+    """Children as the kernel lists them, thread by thread; the default when the process has ended."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        return found or default
+    return found
 
 
 def _kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # gone already
         os.kill(pid, signal.SIGKILL)
-
-
-def _descendants(pid: int) -> list[int]:
-    children = _children_by_parent()
-    found, frontier = [], [pid]
-    while frontier:
-        frontier = [child for parent in frontier for child in children.get(parent, [])]
-        found += frontier
-    return found
 
 
 def _children_by_parent() -> dict[int, list[int]]:

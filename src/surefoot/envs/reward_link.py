@@ -89,7 +89,7 @@ class Obituary:
 class NurseryLink:
     """Starts the nursery, asks it for workers, and ends it."""
 
-    def __init__(self, functions: Mapping[str, RewardFunction], log_path: Path | None) -> None:
+    def __init__(self, functions: Mapping[str, RewardFunction], log_path: Path | None, memory_mb: int = 0) -> None:
         log = None if log_path is None else _open_log(log_path)
         self.control, theirs = socket.socketpair()
         self.control.settimeout(_PATIENCE_S)
@@ -104,7 +104,7 @@ class NurseryLink:
             self.pid = os.fork()
         if self.pid == 0:
             self.control.close()
-            run_nursery(theirs, functions, log, driver)
+            run_nursery(theirs, functions, log, driver, memory_mb)
         theirs.close()
         if log is not None:
             os.close(log)

@@ -3,7 +3,8 @@
 Owns       the workers' lives, and everything they print.
 Promises   single-threaded and forked before the model loads, so forking from it is safe for the
            whole run; when the driver goes (close, exit, SIGKILL) every descendant goes too;
-           printed output is capped on disk and its last lines are kept.
+           printed output is capped on disk and its last lines are kept; a worker that takes more
+           memory than it may, its descendants counted, is ended.
 Never      runs a reward function, or reads what travels between driver and worker.
 
     driver --spawn(slot)--> nursery --fork--> worker
@@ -21,20 +22,25 @@ import selectors
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from surefoot.envs.frames import pack, read_frame
 from surefoot.envs.marks import RewardFunction
-from surefoot.envs.process_tree import adopt_orphans, end_all_children, kill_tree, reap_orphans
+from surefoot.envs.memory_cap import excess_mb, resident_bytes
+from surefoot.envs.process_tree import adopt_orphans, end_all_children, family, kill_tree, reap_orphans
 from surefoot.envs.reward_worker import STACKS, work
+from surefoot.tracking.printed import PrintedLines, safe_tail
 
 CONTROL_CAP = 2**16
 _LOG_CAP = 2**20
 _TAIL = 16_000
 _LOOK_UP_S = 1.0
 _STACKS_S = 0.3
+_WEIGH_S = 0.05
+"""How often memory is looked at where there is a cap: about a third of a gigabyte can be filled in between."""
 
 
 class CappedLog:
@@ -63,20 +69,30 @@ class _Worker:
     pid: int
     output: int
     """Read end of its stdout and stderr."""
+    started_with: int = 0
+    """Bytes that it shared with us at its birth."""
     tail: bytes = b""
+    printed: PrintedLines = field(default_factory=PrintedLines)
+    """Its way into the log: whole lines, without secrets."""
+    crime: str | None = None
+    """Why we ended it, when it was we who did."""
 
 
 def run_nursery(
-    control: socket.socket, functions: Mapping[str, RewardFunction], log: int | None, driver: int
+    control: socket.socket, functions: Mapping[str, RewardFunction], log: int | None, driver: int, memory_mb: int = 0
 ) -> NoReturn:
     """Serve the driver until it goes. Runs in a fresh fork of the driver."""
+    printed = CappedLog(log)
     try:
         os.setsid()
         _leave_the_terminal()
         # Garbage of the driver is the driver's: its finalisers (temporary folders!) must not run here.
         gc.freeze()
         adopt_orphans()
-        Nursery(control, functions, CappedLog(log), driver).serve()
+        Nursery(control, functions, printed, driver, memory_mb).serve()
+    except BaseException:
+        printed.write(b"\nthe nursery of the reward workers failed:\n" + traceback.format_exc().encode())
+        raise
     finally:
         os._exit(0)
 
@@ -97,9 +113,11 @@ class Nursery:
     """Forks workers on request and listens to what they print."""
 
     def __init__(
-        self, control: socket.socket, functions: Mapping[str, RewardFunction], log: CappedLog, driver: int
-    ) -> None:
+        self, control: socket.socket, functions: Mapping[str, RewardFunction], log: CappedLog, driver: int,
+        memory_mb: int,
+    ) -> None:  # fmt: skip
         self.control, self.functions, self.log, self.driver = control, functions, log, driver
+        self.memory_mb, self.weighed_at = memory_mb, 0.0
         self.workers: dict[int, _Worker] = {}
         self.selector = selectors.DefaultSelector()
         self.selector.register(control, selectors.EVENT_READ)
@@ -108,12 +126,13 @@ class Nursery:
         """Loop until the driver closes its end or is no longer our parent."""
         try:
             while os.getppid() == self.driver:
-                for key, _ in self.selector.select(_LOOK_UP_S):
+                for key, _ in self.selector.select(_WEIGH_S if self.memory_mb else _LOOK_UP_S):
                     if key.fileobj is not self.control:
-                        self._listen(key.data)
+                        self._listen_if_it_lives(key.data)
                     elif not self._obey():
                         return
                 reap_orphans({worker.pid for worker in self.workers.values()})
+                self._weigh()
         finally:
             for worker in self.workers.values():
                 kill_tree(worker.pid)
@@ -131,7 +150,7 @@ class Nursery:
         except OSError as error:
             self.control.sendall(pack(json.dumps({"error": str(error)}).encode()))
             return True
-        reply = {"pid": pid, "ended": ended, "output": tail.decode(errors="replace")}
+        reply = {"pid": pid, "ended": ended, "output": safe_tail(tail, _TAIL)}
         with sock:
             socket.send_fds(self.control, [pack(json.dumps(reply).encode())], [sock.fileno()])
         return True
@@ -143,11 +162,11 @@ class Nursery:
         pid = os.fork()
         if pid == 0:
             self._let_go_of(ours, listening)
-            work(theirs, printing, nursery, self.functions)
+            work(theirs, printing, nursery, self.functions, self.memory_mb)
         theirs.close()
         os.close(printing)
         os.set_blocking(listening, False)
-        self.workers[slot] = _Worker(pid, listening)
+        self.workers[slot] = _Worker(pid, listening, resident_bytes(nursery))
         self.selector.register(listening, selectors.EVENT_READ, self.workers[slot])
         return pid, ours
 
@@ -161,6 +180,29 @@ class Nursery:
         if self.log.descriptor is not None:
             os.close(self.log.descriptor)
 
+    def _weigh(self) -> None:
+        """End what took more memory than it may: a worker with its descendants, or what workers left behind."""
+        if not self.memory_mb or time.monotonic() < self.weighed_at + _WEIGH_S:
+            return
+        self.weighed_at = time.monotonic()
+        lost = set(family(os.getpid())) - {os.getpid()}
+        for worker in self.workers.values():
+            members = family(worker.pid)
+            lost -= set(members)
+            taken = None if worker.crime else excess_mb(members, self.memory_mb, worker.started_with)
+            if taken is not None:
+                self._hear_where_it_is(worker)
+                worker.crime = f"it took {taken} MiB, reward_memory_mb allows {self.memory_mb}"
+                kill_tree(worker.pid)
+        if lost and excess_mb(lost, self.memory_mb, 0) is not None:
+            for pid in lost:
+                kill_tree(pid)
+
+    def _listen_if_it_lives(self, worker: _Worker) -> None:
+        # A request that was ready at the same moment may have ended it; its descriptor may be somebody else's by now.
+        if any(each is worker for each in self.workers.values()):
+            self._listen(worker)
+
     def _listen(self, worker: _Worker) -> bool:
         """Take what a worker printed; False when there was nothing."""
         try:
@@ -168,8 +210,9 @@ class Nursery:
         except BlockingIOError:
             return False
         if data:
-            self.log.write(data)
-            worker.tail = (worker.tail + data)[-_TAIL:]
+            if self.log.descriptor is not None:
+                self.log.write(worker.printed.feed(data))
+            worker.tail = (worker.tail + data)[-2 * _TAIL :]  # what is shown begins at a line
         elif worker.output in self.selector.get_map():
             self.selector.unregister(worker.output)
         return bool(data)
@@ -189,7 +232,8 @@ class Nursery:
         if worker.output in self.selector.get_map():
             self.selector.unregister(worker.output)
         os.close(worker.output)
-        return _how(status), worker.tail
+        self.log.write(worker.printed.rest())
+        return worker.crime or _how(status), worker.tail
 
     def _hear_where_it_is(self, worker: _Worker) -> None:
         try:

@@ -32,6 +32,7 @@ from surefoot.envs.frames import REQUEST_CAP
 from surefoot.envs.marks import DIED, RAISED, TIMEOUT, Mark, RewardFunction
 from surefoot.envs.reward_link import NurseryLink, WorkerGoneError, WorkerLink
 from surefoot.errors import RewardError
+from surefoot.pulse import beat
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class RewardPool:
     """Runs reward functions in worker processes.
 
     Start it before the model is loaded. Functions may be closures: workers are forked, not imported.
+    `memory_mb` is what one worker may take beyond what it started with, its own children counted; 0 is no cap.
 
     Example:
         >>> with RewardPool({"short": lambda completions, **_: [-len(c) for c in completions]}) as pool:
@@ -101,11 +103,12 @@ class RewardPool:
         *,
         workers: int = 2,
         timeout_s: float = 10.0,
+        memory_mb: int = 0,
         log_path: Path | None = None,
     ) -> None:
-        _check(functions, workers, timeout_s)
+        _check(functions, workers, timeout_s, memory_mb)
         self.functions = dict(functions)
-        self.timeout_s = timeout_s
+        self.timeout_s, self.memory_mb = timeout_s, memory_mb
         self._log_path = log_path
         self._slots = workers
         self._nursery: NurseryLink | None = None
@@ -121,7 +124,7 @@ class RewardPool:
     def start(self) -> RewardPool:
         """Fork the nursery and its first workers. Call this before torch is imported."""
         if self._nursery is None:
-            self._nursery = NurseryLink(self.functions, self._log_path)
+            self._nursery = NurseryLink(self.functions, self._log_path, self.memory_mb)
             for slot in range(self._slots):
                 self._replace(slot)
         return self
@@ -204,6 +207,7 @@ class RewardPool:
                 selector.register(worker.sock, wanted, slot)
             patience = min(busy.deadline for busy in self._busy.values()) - time.monotonic()
             ready = [key.data for key, _ in selector.select(max(0.0, patience))]
+        beat("waiting for reward functions")  # each call has a deadline of its own, so this wait ends
         for slot in ready:
             self._attend(slot)
         for slot in [slot for slot, busy in self._busy.items() if time.monotonic() >= busy.deadline]:
@@ -231,7 +235,9 @@ class RewardPool:
     def _fail(self, slot: int, reason: str) -> None:
         """The worker of this slot gave no answer: end it, put another in its place, move its call on."""
         call = self._busy[slot].call
-        ended, output = self._replace(slot, stacks=reason == TIMEOUT)
+        # Listening to a stuck worker takes time that the other deadlines need: once, for the story that is kept.
+        listen = reason == TIMEOUT and len(call.rows) == 1 and TIMEOUT not in self._failures
+        ended, output = self._replace(slot, stacks=listen)
         story = f"no answer within {self.timeout_s:g} s" if reason == TIMEOUT else f"its process ended: {ended}"
         self._retry_or_record(call, reason, f"{story}\nlast output:\n{output}" if output else story)
 
@@ -271,7 +277,7 @@ def _malformed(call: _Call, got: str) -> RewardError:
     )
 
 
-def _check(functions: Mapping[str, object], workers: int, timeout_s: float) -> None:
+def _check(functions: Mapping[str, object], workers: int, timeout_s: float, memory_mb: int) -> None:
     if not hasattr(os, "fork"):
         raise RewardError("this system cannot fork", "reward functions run in forked workers", "use Linux or macOS")
     wrong = [name for name, function in functions.items() if not callable(function)]
@@ -281,9 +287,9 @@ def _check(functions: Mapping[str, object], workers: int, timeout_s: float) -> N
             "nothing could be scored",
             "give a mapping of name to function",
         )
-    if workers < 1 or timeout_s <= 0:
+    if workers < 1 or timeout_s <= 0 or memory_mb < 0:
         raise RewardError(
-            f"the reward pool has {workers} workers and a timeout of {timeout_s} s",
+            f"the reward pool has {workers} workers, a timeout of {timeout_s} s and {memory_mb} MiB of memory",
             "no call could ever be answered",
-            "use at least one worker and a positive timeout",
+            "use at least one worker, a positive timeout, and 0 MiB for no cap",
         )

@@ -29,17 +29,20 @@ from typing import Any, NoReturn
 
 from surefoot.envs.frames import REQUEST_CAP, pack, read_frame
 from surefoot.envs.marks import RewardFunction, judge
+from surefoot.envs.memory_cap import OwnMemory
 from surefoot.envs.process_tree import die_with_parent
+from surefoot.safe_text import redact
 
 STACKS = signal.SIGUSR2
 """Asks a worker that is about to be killed to print where it is stuck."""
 _TEXT_LIMIT = 8000
-_MEMORY_GROWTH = 2 * 2**30
-_MANY_THREADS = 256
+_MANY_THREADS, _MANY_DESCRIPTORS = 256, 512
 _old_streams: list[Any] = []
 
 
-def work(sock: socket.socket, output: int, parent: int, functions: Mapping[str, RewardFunction]) -> NoReturn:
+def work(
+    sock: socket.socket, output: int, parent: int, functions: Mapping[str, RewardFunction], memory_mb: int = 0
+) -> NoReturn:
     """Answer calls until the driver closes its end. Runs in a fresh fork of the nursery."""
     try:
         os.setsid()  # a group of its own: Ctrl-C does not reach it, and it can be ended with its children
@@ -47,29 +50,30 @@ def work(sock: socket.socket, output: int, parent: int, functions: Mapping[str, 
         _reset_signals()
         _redirect(output)
         os.register_at_fork(after_in_child=sock.close)
-        memory = _resident_bytes()
+        memory, descriptors = OwnMemory(memory_mb), _open_descriptors()
         while (frame := read_frame(sock, REQUEST_CAP)) is not None:
-            answer = answer_call(frame, functions)
+            answer = answer_call(frame, functions, memory)
             _flush()
-            answer["weary"] = _is_weary(memory)
+            answer["weary"] = memory.is_heavy() or _is_weary(descriptors)
             sock.sendall(pack(json.dumps(answer).encode()))
     finally:
         os._exit(0)
 
 
-def answer_call(frame: bytes, functions: Mapping[str, RewardFunction]) -> dict[str, Any]:
+def answer_call(frame: bytes, functions: Mapping[str, RewardFunction], memory: OwnMemory) -> dict[str, Any]:
     """Run one call: {"marks": [[value, reason, shown], ...]}, {"malformed": what} or {"raised": traceback}."""
     try:
         # The bytes come from our own driver, over a socket that only it and this process hold.
         name, prompts, completions, columns = ForkingPickler.loads(frame)
         expected = len(completions)  # before the call: the function may empty the list it was given
-        returned = _call(functions[name], prompts, completions, columns)
+        with memory:
+            returned = _call(functions[name], prompts, completions, columns)
         problem = _malformed(returned, expected)
         if problem is not None:
             return {"malformed": problem}
         return {"marks": [_judged(value) for value in returned]}
-    except BaseException:  # noqa: BLE001 - sys.exit and KeyboardInterrupt in a reward are failures of the reward
-        return {"raised": _shorten(traceback.format_exc())}
+    except BaseException as error:  # noqa: BLE001 - sys.exit and KeyboardInterrupt in a reward are failures of the reward
+        return {"raised": _shorten(redact(traceback.format_exc())) + _memory_note(error, memory)}
 
 
 def _call(function: RewardFunction, prompts: list[Any], completions: list[Any], columns: dict[str, list[Any]]) -> Any:
@@ -106,9 +110,13 @@ def _judged(value: Any) -> tuple[float | None, str | None, str]:
 def _shown(value: Any) -> str:
     kind = type(value).__name__
     try:
-        return f"{value!r} ({kind})"[:200]
+        return redact(f"{value!r} ({kind})")[:200]
     except Exception:  # noqa: BLE001 - only a message: the value has already been judged
         return f"a {kind} that cannot be printed"
+
+
+def _memory_note(error: BaseException, memory: OwnMemory) -> str:
+    return f"reward_memory_mb allows {memory.cap_mb}\n" if isinstance(error, MemoryError) and memory.cap_mb else ""
 
 
 def _shorten(text: str) -> str:
@@ -149,17 +157,10 @@ def _flush() -> None:
             stream.flush()
 
 
-def _is_weary(memory_at_start: int) -> bool:
-    """Whether the function leaks so much (memory, descriptors, threads) that a fresh process is better."""
-    if _resident_bytes() - memory_at_start > _MEMORY_GROWTH or threading.active_count() > _MANY_THREADS:
-        return True
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _open_descriptors() > limit // 2
-
-
-def _resident_bytes() -> int:
-    statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[1]) * resource.getpagesize() if statm.exists() else 0
+def _is_weary(descriptors_at_start: int) -> bool:
+    """Whether the function leaks so many threads or descriptors that a fresh process is better."""
+    limit = min(_MANY_DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    return threading.active_count() > _MANY_THREADS or _open_descriptors() - descriptors_at_start > limit
 
 
 def _open_descriptors() -> int:

@@ -52,11 +52,11 @@ class SingleTurnEnvironment:
         return grades
 
     def explain_failures(self) -> str:
-        """Reasons so far, counted, with the last lines of each one's first traceback."""
+        """Reasons so far, counted, with the telling lines of each one's first story."""
         lines = []
         for reason, (count, story) in self.pool.describe_failures().items():
             lines.append(f"\n    {count} x {reason}")
-            lines += [f"\n      {line}" for line in story.strip().splitlines()[-3:]]
+            lines += [f"\n      {line}" for line in _gist(story.strip().splitlines())]
         return "".join(lines)
 
     def close(self) -> None:
@@ -82,6 +82,14 @@ class SingleTurnEnvironment:
         if all(mark.value is None for mark in deciding.values()):
             return f"{'+'.join(deciding)}:{ABSTAINED}"
         return None
+
+
+def _gist(story: Sequence[str]) -> Sequence[str]:
+    """Three lines of a story: a traceback tells at its end, a stack dump right after its title."""
+    dumps = [number for number, line in enumerate(story) if line.endswith("(most recent call first):")]
+    if not dumps:
+        return story[-3:]
+    return [story[0], *story[dumps[-1] + 1 : dumps[-1] + 3]]
 
 
 def _job(task: Task, rollouts: Sequence[Rollout]) -> RewardJob:

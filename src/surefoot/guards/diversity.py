@@ -14,13 +14,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from surefoot.errors import InvariantError
+from surefoot.errors import InvariantError, StateError
 from surefoot.records import Group, Rollout
 
 ALARM = 1e-12
 """Smallest probability that is still put down to chance; about one false alarm in a billion steps."""
+DIGEST = 16
+"""Hexadecimal digits that are kept of a visit: 64 bits, so that a checkpoint stays small with many tasks."""
 
 
 class DiversityGuard:
@@ -37,6 +39,18 @@ class DiversityGuard:
             self._check_visits(group, played)
         return len(groups)
 
+    def state_dict(self) -> dict[str, str]:
+        """What a resumed run has to remember: by task, a digest of its last visit."""
+        return dict(self._last)
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Go on where `state_dict` was taken."""
+        if not all(isinstance(word, str) for pair in state.items() for word in pair):
+            raise StateError(
+                "the saved visits are not texts", "a repeated visit would not be recognised", "use the saved state"
+            )
+        self._last = dict(state)
+
     def _check_siblings(self, group: Group, played: list[Rollout]) -> None:
         copies = Counter(_tokens(r) for r in played)
         surprise = {_tokens(r): _logprob(r) for r in played}
@@ -46,7 +60,7 @@ class DiversityGuard:
                 raise _repeated(group, f"{count} of {len(played)} siblings are identical", log_chance)
 
     def _check_visits(self, group: Group, played: list[Rollout]) -> None:
-        digest = hashlib.sha256(repr([_tokens(r) for r in played]).encode()).hexdigest()
+        digest = hashlib.sha256(repr([_tokens(r) for r in played]).encode()).hexdigest()[:DIGEST]
         log_chance = sum(map(_logprob, played))
         if played and self._last.get(group.task.id) == digest and log_chance < math.log(ALARM):
             raise _repeated(group, "the whole set equals the one of its last visit", log_chance)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SUM_TOLERANCE = 1e-6
 """How far from 0 the advantages of one group may add up, per sibling."""
+LOGPROB_SLACK = 1e-6
+"""How far above 0 rounding may lift the log-probability of a token that was certain."""
 
 
 def check_groups(groups: Sequence[Group], *, vocab_size: int, stop_ids: frozenset[int]) -> int:
@@ -44,11 +46,16 @@ def check_groups(groups: Sequence[Group], *, vocab_size: int, stop_ids: frozense
     return len(groups)
 
 
+def are_logprobs(values: Sequence[float]) -> bool:
+    """Whether every value can be a log-probability: finite, and at most 0 up to rounding."""
+    return all(math.isfinite(p) and p <= LOGPROB_SLACK for p in values)
+
+
 def _check_rollout(rollout: Rollout, vocab_size: int, stop_ids: frozenset[int]) -> None:
     for turn in rollout.turns:
         if any(not 0 <= t < vocab_size for t in turn.completion_ids):
             raise _broken(f"{rollout} holds a token outside 0..{vocab_size - 1}", "no such row in the model")
-        if any(not math.isfinite(p) or p > 1e-6 for p in turn.logprobs):
+        if not are_logprobs(turn.logprobs):
             raise _broken(f"{rollout} holds a logprob that is not one", "a log-probability is finite and at most 0")
         if turn.finish_reason == STOP and turn.completion_ids[-1] not in stop_ids:
             raise _broken(

@@ -32,6 +32,7 @@ def judge_run(
     samples: int | None = None,
     moved: int | None = None,
     collapse: str = "",
+    unaccounted: int = 0,
 ) -> Judgement:
     """Judge by the numbers that were seen; a missing or non-finite one is never a pass.
 
@@ -41,11 +42,14 @@ def judge_run(
         samples: how many were trained on over the whole run; None when nobody counted.
         moved: parameter tensors that changed in the first step with a gradient; None when nobody counted.
         collapse: why the guard fired; empty while it has not. It outweighs everything else.
+        unaccounted: planned items of the ledger that are neither pending, trained nor dropped.
     """
     if collapse:
         return Judgement(Verdict.FAIL, (f"the guard stopped the run after {executed} of {planned} steps: {collapse}",))
     if executed < planned:
         return Judgement(Verdict.INCOMPLETE, (f"{executed} of {planned} planned steps ran",))
+    if unaccounted:
+        return Judgement(Verdict.FAIL, (f"the ledger does not add up: {unaccounted} items are unaccounted for",))
     reasons = [f"all {planned} planned steps ran", "every invariant held"]
     if planned and refused >= planned:
         return Judgement(Verdict.FAIL, (f"none of {planned} updates was finite: nothing was trained",))

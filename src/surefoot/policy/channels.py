@@ -35,6 +35,7 @@ from surefoot.maths.preference import PreferencePair, completion_logp, preferenc
 from surefoot.policy.forward import completion_hidden, score_batch
 from surefoot.policy.samples import by_group, cut
 from surefoot.protocols import Codec
+from surefoot.pulse import beat
 from surefoot.records import LENGTH, Message, TrainSample
 
 PAIRS_PER_STEP = 4
@@ -95,11 +96,15 @@ class Channels:
         """Metrics that hold for the whole run."""
         return {name: value for member in self.members for name, value in member.facts.items()}
 
-    def backward(self, net: Any, samples: Sequence[TrainSample], version: int) -> list[stats.Sums]:
-        """Add every channel's gradient to the parameters'; its statistics, where `loss` is its weighed share."""
+    def backward(self, net: Any, samples: Sequence[TrainSample], version: int, splits: int = 0) -> list[stats.Sums]:
+        """Add every channel's gradient to the parameters'; its statistics, where `loss` is its weighed share.
+
+        Args:
+            splits: microbatches are halved this many times, because memory ran out.
+        """
         parts = []
         for member in self.members:
-            sums = member.backward(net, samples, version)
+            sums = member.backward(net, samples, version, splits)
             self._watch(member, member.alive(sums), version)
             parts.append(sums)
         return parts
@@ -160,7 +165,7 @@ class SelfDistillation:
     def __init__(self, settings: ChannelSettings, hinted: HintedPrompt) -> None:
         self.settings, self.hinted, self.weight = settings, hinted, settings.alpha_sdpo
 
-    def backward(self, net: Any, samples: Sequence[TrainSample], version: int) -> stats.Sums:
+    def backward(self, net: Any, samples: Sequence[TrainSample], version: int, splits: int = 0) -> stats.Sums:
         """Gradients of the step's live samples; sums that say how many of all samples those are."""
         settings = self.settings
         trained = [
@@ -175,11 +180,12 @@ class SelfDistillation:
             "distill_too_long": teachers.too_long,
         }
         parts: list[stats.Sums] = [{name: torch.tensor(count) for name, count in counts.items()}]
-        for piece in cut(live, settings.microbatch_size):
+        for piece in cut(live, settings.microbatch_size, splits):
             terms = self._distil(net, piece, teachers, tokens)
             _require_finite(self.key, terms.loss, piece, version)
             (self.weight * terms.loss).backward()
             parts.append(_on_cpu(terms.sums) | {"loss": self.weight * terms.loss.detach()})
+            beat("learning from the losses beside the policy's")
         return stats.merge(parts)
 
     def alive(self, sums: stats.Sums) -> bool:
@@ -256,7 +262,7 @@ class WorkedExamples:
         self.codec, self.messages = codec, messages
 
     def __call__(self, attempt: TrainSample) -> tuple[int, ...] | None:
-        """Token ids; None when the attempt has no text to show."""
+        """Token ids; None when the attempt has no text that can be shown."""
         text = self.codec.decode(attempt.completion_ids).strip()
         if not text:
             return None
@@ -270,7 +276,10 @@ class WorkedExamples:
                 "ask in text, or set alpha_sdpo = 0",
             )
         asked[last] = {**asked[last], "content": WORKED_EXAMPLE.format(question=question, attempt=text)}
-        return self.codec.encode_prompt(asked)
+        try:
+            return self.codec.encode_prompt(asked)
+        except TaskError:
+            return None  # the question passed at the start: it is the attempt that spells one of the model's tokens
 
 
 # -- recorded preferences ---------------------------------------------------------------------
@@ -299,11 +308,11 @@ class Replay:
         stream = random.Random(f"{self.settings.seed}/replay/{version}")
         return stream.sample(self.pairs, min(PAIRS_PER_STEP, len(self.pairs)))
 
-    def backward(self, net: Any, samples: Sequence[TrainSample], version: int) -> stats.Sums:
+    def backward(self, net: Any, samples: Sequence[TrainSample], version: int, splits: int = 0) -> stats.Sums:
         """Gradients of this step's pairs; what was sampled in the step plays no part."""
         pairs = self.deal(version)
         parts: list[stats.Sums] = []
-        for piece in cut(_as_rows(pairs), 0):  # by tokens: a pair is never split
+        for piece in cut(_as_rows(pairs), 0, splits, together=2):  # a pair is never split
             told = [pairs[int(row.group)] for row in piece[::2]]
             chosen, rejected = self._logps(net, piece).unbind(1)
             references = [(pair.ref_chosen_logp, pair.ref_rejected_logp) for pair in told]
@@ -312,6 +321,7 @@ class Replay:
             _require_finite(self.key, terms.loss, piece, version)
             (self.weight * terms.loss).backward()
             parts.append(_on_cpu(terms.sums) | {"loss": self.weight * terms.loss.detach()})
+            beat("learning from the losses beside the policy's")
         return stats.merge(parts)
 
     def alive(self, sums: stats.Sums) -> bool:

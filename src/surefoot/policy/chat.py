@@ -2,18 +2,21 @@
 
 Owns       the one place where text becomes token ids.
 Promises   completions are never re-tokenised: what was sampled is what is trained. The
-           template is checked before training: it opens the assistant's turn.
+           template is checked before training: it opens the assistant's turn. A message that spells
+           one of the model's own tokens is refused where a template is used; a base model gets its text raw.
 Never      decodes in order to encode again.
+
+Read next: `template_limits.py`, why a template cannot run away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
-
-from surefoot.errors import ModelError
+from surefoot.errors import ModelError, TaskError
+from surefoot.policy.template_limits import render_within_limits
 
 
 class ChatCodec:
@@ -32,6 +35,7 @@ class ChatCodec:
         self.token_count = len(tokenizer)
         pad = tokenizer.pad_token_id  # 0 is a valid id, so no truthiness here
         self.pad_token_id: int = min(stop_ids) if pad is None else pad
+        self._special = _any_of(special_texts(tokenizer))
         self._check_template()
 
     def encode_prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
@@ -41,6 +45,7 @@ class ChatCodec:
             full = [{"role": "system", "content": self.system_prompt}, *full]
         if self._tokenizer.chat_template is None:
             return self._encode_plain(full)
+        self._refuse_forged_tokens(full)
         return self._render(full, generation_prompt=True)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -53,17 +58,29 @@ class ChatCodec:
         return tuple(self._tokenizer(text).input_ids)
 
     def _render(self, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool) -> tuple[int, ...]:
-        try:
-            ids = self._tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=generation_prompt, tokenize=True, return_dict=False
-            )
-        except TemplateError as error:
-            raise ModelError(
-                f"the chat template refuses {messages[0].get('role')!r}: {error}",
-                "what cannot be rendered cannot be asked",
-                "mend chat_template.jinja, or use messages that it knows",
-            ) from error
-        return tuple(ids)
+        given = sum(len(str(message.get("content") or "")) for message in messages)
+        text = render_within_limits(
+            lambda: str(
+                self._tokenizer.apply_chat_template(
+                    list(messages), add_generation_prompt=generation_prompt, tokenize=False
+                )
+            ),
+            given,
+        )
+        return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _refuse_forged_tokens(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """A text that spells one of the model's own tokens would become that token, and end or open turns."""
+        for message in messages:
+            content = message.get("content")
+            if isinstance(content, str) and (found := self._special and self._special.search(content)):
+                raise TaskError(
+                    f"a {message.get('role')} message spells the model's own token {found.group()!r}: "
+                    f"{content[max(0, found.start() - 40) : found.end() + 40]!r}",
+                    "it would not be read as text: it ends the turn, or speaks for somebody else",
+                    "write it differently (a space inside is enough), or leave the task out; "
+                    "a prompt that was rendered beforehand is given as plain messages",
+                )
 
     def _check_template(self) -> None:
         if self._tokenizer.chat_template is None:
@@ -76,3 +93,15 @@ class ChatCodec:
                 "the model would continue the user's text instead of answering",
                 "add the generation-prompt branch to the chat template",
             )
+
+
+def special_texts(tokenizer: Any) -> frozenset[str]:
+    """How the tokens that are not text are written: end, padding, and the headers of a chat."""
+    added = (token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
+    return frozenset({*tokenizer.all_special_tokens, *added})
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """Finds the first of these texts, the longest where several begin; None when there is nothing to find."""
+    wanted = sorted(filter(None, texts), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, wanted))) if wanted else None

@@ -39,7 +39,7 @@ STATE_BYTES = 64 << 20
 SLACK = 256 << 20
 """What a checkpoint may hold beside tensors in one file: a tokenizer, a header."""
 KEYS = frozenset(
-    "schema step version pushes kl_seen checked_tokens census idle stepped has_reference old extra".split()
+    "schema step version pushes kl_seen checked_tokens splits census idle stepped has_reference old extra".split()
 )
 
 Expected = dict[str, dict[str, Spec]]
@@ -107,7 +107,7 @@ def _read_record(manifest: Manifest) -> dict[str, Any]:
     if record.keys() != KEYS:
         odd = sorted(record.keys() ^ KEYS)
         raise refusal(path, f"{len(odd)} keys are missing or unknown, first {odd[0][:80]!r}")
-    for key in ("step", "version", "pushes", "checked_tokens"):
+    for key in ("step", "version", "pushes", "checked_tokens", "splits"):
         _count(path, record, key)
     for key in ("schema", "step", "version"):
         if record[key] != manifest.facts.get(key):
@@ -175,7 +175,7 @@ def _read_state(manifest: Manifest, record: Mapping[str, Any], expected: Expecte
     return TrainingState(
         version=record["version"], pushes=record["pushes"], kl_seen=record["kl_seen"],
         checked_tokens=record["checked_tokens"], census=_census(manifest.path(STATE), record["census"]),
-        idle=record["idle"], weights=tensors[WEIGHTS],
+        splits=record["splits"], idle=record["idle"], weights=tensors[WEIGHTS],
         moments={name: {key: moments[f"{key}/{name}"] for key in MOMENTS} for name in record["stepped"]},
         reference=tensors.get(REFERENCE), old=_old(manifest.path(STATE), record, tensors.get(OLD)),
     )  # fmt: skip

@@ -2,8 +2,9 @@
 
 Owns       the parameters, the optimiser, the reference, and the version.
 Promises   the gradient does not depend on the cut into microbatches; a step that is not
-           finite never reaches the weights; on-policy samples are scored once, so the first
-           ratio is exactly 1; groups that cannot move anything cost no forward.
+           finite never reaches the weights, and names who is to blame; a step that does not fit
+           into memory is done again in smaller pieces; on-policy samples are scored once, so the
+           first ratio is exactly 1; groups that cannot move anything cost no forward.
 Never      samples, grades, or decides when to stop.
 
 Read next: `forward.py` for the scores, `maths.losses` for the formulas, `channels.py` for the losses beside them.
@@ -14,49 +15,36 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from surefoot.errors import InvariantError, NumericsError
 from surefoot.guards import invariants
 from surefoot.maths import stats
-from surefoot.maths.losses import LossSettings, StepTotals, policy_loss
+from surefoot.maths.losses import StepTotals, policy_loss
 from surefoot.maths.packing import Batch, make_batch, step_totals
 from surefoot.policy.census import Census, take_census
 from surefoot.policy.channels import Channels
 from surefoot.policy.forward import score_batch
+from surefoot.policy.learner_settings import LearnerSettings
+from surefoot.policy.memory_split import MAX_SPLITS, is_out_of_memory, largest_piece, memory_limit, split_note
+from surefoot.policy.optimiser import all_finite, allocate_moments, make_optimiser, moments
 from surefoot.policy.samples import cut
 from surefoot.policy.schedule import learning_rate_at
+from surefoot.policy.suspects import find_suspects, nonfinite_error, not_finite
 from surefoot.protocols import StepReport, Weights
+from surefoot.pulse import beat
 from surefoot.records import TrainSample
+from surefoot.store.failpoints import failpoint
+
+__all__ = ["DEAD_KL_STEPS", "GRPOLearner", "LearnerSettings", "nonfinite_error"]
 
 DEAD_KL_STEPS = 5
 """Applied steps after which a KL that is still exactly 0 means the reference follows the policy."""
-
-
-@dataclass(frozen=True)
-class LearnerSettings:
-    """The learner's numbers; see the config keys of the same names."""
-
-    loss: LossSettings
-    learning_rate: float
-    max_steps: int
-    max_completion_length: int
-    temperature: float
-    pad_token_id: int
-    lr_scheduler_type: str = "constant"
-    warmup_steps: int = 0
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    adam_epsilon: float = 1e-8
-    max_grad_norm: float = 1.0
-    microbatch_size: int = 0
-    mask_truncated: bool = False
-    reference_sync_steps: int | None = None
-    parity_tolerance: float = 1e-4
 
 
 class GRPOLearner:
@@ -76,11 +64,12 @@ class GRPOLearner:
         self._old: dict[tuple[str, int], Tensor] = {}
         self._kl_seen = False
         self._pushes = 0  # applied steps with a gradient from rewards: after those the policy has left its start
-        decayed = [p for p in net.parameters() if p.dim() >= 2]
-        plain = [p for p in net.parameters() if p.dim() < 2]
-        self.optimiser = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
-            lr=settings.learning_rate, betas=settings.betas, eps=settings.adam_epsilon, fused=True,
+        self.splits = 0
+        """How often microbatches were halved because memory ran out."""
+        self._torn = False  # a step has begun and not ended: the weights belong to no version
+        self.optimiser = make_optimiser(
+            net, learning_rate=settings.learning_rate, weight_decay=settings.weight_decay, betas=settings.betas,
+            epsilon=settings.adam_epsilon,
         )  # fmt: skip
 
     @property
@@ -98,32 +87,76 @@ class GRPOLearner:
         return dict(self.net.named_parameters())
 
     def learn(self, samples: Sequence[TrainSample], *, iteration: int = 0) -> StepReport:
-        """One optimiser step.
+        """One optimiser step; done again with smaller microbatches when memory runs out.
 
         Args:
             samples: everything that was collected for this step, zero advantages included:
                 they count in the denominators whether or not they cost a forward.
             iteration: which pass over the same samples this is; the first is on policy.
         """
-        settings = self.settings
         if iteration == 0:
             invariants.check_on_policy(samples, self._version)
-            self._old.clear()
-        totals = step_totals(
-            samples, max_completion_length=settings.max_completion_length, mask_truncated=settings.mask_truncated
-        )
         moving = [s for s in samples if self._moves(s)]
+        notes: list[tuple[str, str]] = []
+        while (report := self._attempt(samples, moving, iteration)) is None:
+            notes.append(self._split(moving or samples))
+        if not report.applied:
+            report = replace(report, suspects=self._suspects(samples, moving, iteration, report.suspects))
+        return replace(report, notes=tuple(notes))
+
+    def _attempt(self, samples: Sequence[TrainSample], moving: list[TrainSample], iteration: int) -> StepReport | None:
+        """The whole step, or None when memory ran out before a weight was touched; then nothing of it is left."""
+        checked = self.checked_tokens
+        idle = {} if self.channels is None else dict(self.channels._dead)
+        try:
+            return self._apply(self._gradient(samples, moving, iteration), samples, moving)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if self._torn:
+                piece = largest_piece(moving, self.settings.microbatch_size, self.splits)
+                raise memory_limit(self.net, piece, splits=self.splits, version=self._version, torn=True) from error
+        # Only here, behind the except clause: until its end the error's traceback keeps every activation alive.
         self.optimiser.zero_grad(set_to_none=True)
-        parts = [self._backward(piece, totals, iteration) for piece in cut(moving, settings.microbatch_size)]
+        self.checked_tokens = checked
+        if self.channels is not None:
+            self.channels._dead = idle
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
+    def _split(self, samples: Sequence[TrainSample]) -> tuple[str, str]:
+        """Halve the microbatches from now on; the third time was the last."""
+        size = self.settings.microbatch_size
+        now, then = (largest_piece(samples, size, self.splits + more) for more in (0, 1))
+        if self.splits == MAX_SPLITS or (len(now) == len(then) and self.channels is None):
+            raise memory_limit(self.net, now, splits=self.splits, version=self._version, torn=False)
+        self.splits += 1
+        return split_note(len(now), len(then), self.splits, self._version)
+
+    def _gradient(self, samples: Sequence[TrainSample], moving: list[TrainSample], iteration: int) -> dict[str, float]:
+        """The step's gradient in the parameters, microbatch by microbatch; returns its metrics."""
+        if iteration == 0:
+            self._old.clear()
+        totals = self._totals(samples)
+        self.optimiser.zero_grad(set_to_none=True)
+        pieces = cut(moving, self.settings.microbatch_size, self.splits)
+        parts = [self._backward(piece, totals, iteration) for piece in pieces]
         if samples and not moving and self._version == 0 and iteration == 0:
             parts = [self._parity_only(samples)]
         metrics = stats.finish(stats.merge(parts))
         if iteration == 0 and samples:
             self._check_parity(metrics, moving or samples)
         if self.channels is not None and math.isfinite(metrics.get("loss", 0.0)):
-            added = self.channels.backward(self.net, samples, self._version)
+            added = self.channels.backward(self.net, samples, self._version, self.splits)
             metrics = stats.finish(stats.merge([*parts, *added])) | self.channels.facts
-        return self._apply(metrics, samples, moving)
+        return metrics
+
+    def _totals(self, samples: Sequence[TrainSample]) -> StepTotals:
+        settings = self.settings
+        return step_totals(
+            samples, max_completion_length=settings.max_completion_length, mask_truncated=settings.mask_truncated
+        )
 
     def _moves(self, sample: TrainSample) -> bool:
         """Whether a sample can change the gradient at all."""
@@ -139,6 +172,7 @@ class GRPOLearner:
 
     def _backward(self, piece: Sequence[TrainSample], totals: StepTotals, iteration: int) -> stats.Sums:
         """Gradients of one microbatch, added to the parameters'; returns its statistics."""
+        failpoint("learner.before_forward")
         batch = self._pack(piece)
         scores = score_batch(self.net, batch, temperature=self.settings.temperature, with_entropy=True)
         logp = scores.logprobs
@@ -148,6 +182,8 @@ class GRPOLearner:
             ref_logp=self._reference_logprobs(batch), sampler_logp=batch.logprobs,
         )  # fmt: skip
         terms.loss.backward()
+        failpoint("learner.after_backward")
+        beat("learning from the step's samples")
         sampler = batch.logprobs if iteration == 0 else None  # mismatch is measured on the weights that sampled
         seen = stats.token_sums(batch.mask, logp=old, sampler_logp=sampler, entropy=scores.entropy)
         return terms.sums | seen
@@ -162,7 +198,7 @@ class GRPOLearner:
         old = torch.zeros_like(logp)
         for row, sample in enumerate(piece):
             kept = self._old[sample.group, sample.index]
-            old[row, : len(kept)] = kept
+            old[row, : len(sample.completion_ids)] = kept if len(kept) else math.nan  # emptied by `_suspects`
         return old
 
     def _reference_logprobs(self, batch: Batch) -> Tensor | None:
@@ -175,7 +211,7 @@ class GRPOLearner:
 
     def _parity_only(self, samples: Sequence[TrainSample]) -> stats.Sums:
         """Step 1 without a moving sample still compares sampler and learner."""
-        piece = next(cut(list(samples), self.settings.microbatch_size))
+        piece = next(cut(list(samples), self.settings.microbatch_size, self.splits))
         batch = self._pack(piece)
         with torch.no_grad():
             scores = score_batch(self.net, batch, temperature=self.settings.temperature, with_entropy=True)
@@ -184,7 +220,7 @@ class GRPOLearner:
     def _check_parity(self, metrics: dict[str, float], samples: Sequence[TrainSample]) -> None:
         """Strict at step 1; later ten times wider, which still catches weights that never arrived."""
         gap = metrics.get("sampling/sampling_logp_difference/max")
-        if gap is not None:
+        if gap is not None and math.isfinite(gap):  # what is not finite is no disagreement: `_apply` refuses the step
             limit = self.settings.parity_tolerance * (1 if self._version == 0 else 10)
             invariants.check_parity(gap, limit, sorted({s.item_id for s in samples}), self._version)
 
@@ -197,28 +233,71 @@ class GRPOLearner:
             self._version + 1, peak=settings.learning_rate, kind=settings.lr_scheduler_type,
             warmup_steps=settings.warmup_steps, max_steps=settings.max_steps,
         )  # fmt: skip
-        metrics["learning_rate"] = rate
-        if not moving and "loss" not in metrics:  # a channel may have one where the samples have none
-            if samples:  # every advantage is 0, so these are exact; without samples they are undefined
-                metrics |= {"loss": 0.0, "grad_norm": 0.0}
-            self._version += 1  # a step without signal is a step: planned = executed
-            return StepReport(metrics, self._version, applied=True)
-        limit = settings.max_grad_norm if settings.max_grad_norm > 0 else float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit)
-        metrics["grad_norm"] = float(norm)
-        if not all(map(math.isfinite, metrics.values())):
+        always = {"learning_rate": rate, "memory/splits": float(self.splits)}
+        silent = not moving and "loss" not in metrics  # a channel may have a loss where the samples have none
+        if not silent:
+            limit = settings.max_grad_norm if settings.max_grad_norm > 0 else float("inf")
+            metrics["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit))
+        elif samples:  # every advantage is 0, so these are exact; without samples they are undefined
+            metrics |= {"loss": 0.0, "grad_norm": 0.0}
+        if broken := not_finite(metrics) or self._broken_memory():
             self.optimiser.zero_grad(set_to_none=True)
-            return StepReport({"learning_rate": rate}, self._version, applied=False)
+            return StepReport(always, self._version, applied=False, suspects=broken)
+        if not silent:
+            self._step(rate)
+            self._pushes += rate > 0 and any(s.advantage != 0 for s in moving)
+        self._version += 1  # a step without signal is a step: planned = executed
+        self._torn = False
+        if not silent:
+            self._watch_reference(metrics)
+        return StepReport(metrics | always, self._version, applied=True)
+
+    def _broken_memory(self) -> tuple[str, ...]:
+        """One NaN in a moment would be written into its weight by the best of gradients."""
+        return () if all_finite(moments(self.optimiser)) else ("the optimiser's state is not finite",)
+
+    def _step(self, rate: float) -> None:
+        """Change the weights. From the first to the last of them the learner is torn, and cannot be saved."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate
+        allocate_moments(self.optimiser)
         still_waiting = self.census is None or self.census.moved == 0
         with take_census(self.net, wanted=still_waiting) as census:
+            failpoint("learner.before_step")
+            self._torn = True
             self.optimiser.step()
+            failpoint("learner.after_step")
         self.census = census.result() if still_waiting else self.census
-        self._version += 1
-        self._pushes += rate > 0 and any(s.advantage != 0 for s in moving)
-        self._watch_reference(metrics)
-        return StepReport(metrics, self._version, applied=True)
+        if not all_finite(self.net.parameters()):
+            raise NumericsError(
+                f"the step from version {self._version} made weights that are not finite, from a finite gradient",
+                "the update itself overflowed; nothing of it is saved or published",
+                "lower learning_rate, then resume from the last checkpoint",
+            )
+
+    def _suspects(
+        self, samples: Sequence[TrainSample], moving: list[TrainSample], iteration: int, seen: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Who is to blame for a refused step; the learner is afterwards as it was."""
+        # A row that is not finite cannot be saved; without numbers it says the same, and the next pass is refused too.
+        emptied = {key: value if bool(value.isfinite().all()) else value[:0] for key, value in self._old.items()}
+        kept, totals = (emptied, self.checked_tokens), self._totals(samples)
+        self._old = dict(emptied)
+
+        def examine(sample: TrainSample) -> dict[str, float]:
+            self.optimiser.zero_grad(set_to_none=True)
+            numbers = stats.finish(self._backward([sample], totals, iteration))
+            norm = get_total_norm([p.grad for p in self.net.parameters() if p.grad is not None])
+            return numbers | {"gradient norm": float(norm)}
+
+        beside = () if self.channels is None else ("a loss beside the policy's may be to blame",)
+        try:
+            return find_suspects(
+                moving or samples, examine, net=self.net, optimiser=self.optimiser, seen=(*seen, *beside)
+            )
+        finally:
+            self._old, self.checked_tokens = kept
+            self.optimiser.zero_grad(set_to_none=True)
 
     def _watch_reference(self, metrics: dict[str, float]) -> None:
         """Refresh the reference when due, and refuse a penalty that never did anything."""
@@ -234,16 +313,6 @@ class GRPOLearner:
         every = self.settings.reference_sync_steps
         if every is not None and self._version % every == 0:
             self.reference.load_state_dict(self.net.state_dict())
-
-
-def nonfinite_error(samples: Sequence[TrainSample], in_a_row: int) -> NumericsError:
-    """What to raise when too many steps in a row were refused."""
-    names = ", ".join(sorted({s.item_id for s in samples})[:8])
-    return NumericsError(
-        f"{in_a_row} steps in a row had a non-finite loss or gradient; the last on tasks {names}",
-        "no such step was applied; the weights are those of the last finite one",
-        "lower learning_rate, or look at the dumped batch in the run folder",
-    )
 
 
 def _frozen_copy(net: Any) -> Any:

@@ -68,9 +68,10 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str) -> Policy:
     torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     source, kwargs = _locate(model, base)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, **kwargs)
+        # False and not left out: left out, transformers asks on the terminal whether to run a folder's code.
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **kwargs)
         net, found = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch_dtype, attn_implementation="sdpa", output_loading_info=True,
+            source, dtype=torch_dtype, attn_implementation="sdpa", output_loading_info=True, trust_remote_code=False,
             **kwargs, **({} if kwargs else _SAFE),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
@@ -104,6 +105,8 @@ def _locate(model: str, base: Path) -> tuple[str, dict[str, str]]:
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} has no config.json", "it is not a model folder", "point model at a saved model")
         _check_folder_config(folder / "config.json")
+        for index in folder.glob("*.index.json"):
+            _check_index(index)
         return str(folder), {}
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ModelError(
@@ -112,19 +115,56 @@ def _locate(model: str, base: Path) -> tuple[str, dict[str, str]]:
     return model, {}
 
 
-def _check_folder_config(path: Path) -> None:
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object of a model folder; anything else is refused by name."""
     try:
-        config = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}", "it describes the model", "restore it") from error
-    if not isinstance(config, dict):
+    if not isinstance(value, dict):
         raise ModelError(f"{path} is not a JSON object", "it describes the model", "restore it")
+    return value
+
+
+def _check_index(path: Path) -> None:
+    """A list of weight files may name safetensors files beside it, and nothing else: other formats are pickles."""
+    named = _read_object(path).get("weight_map")
+    files = sorted(map(str, named.values())) if isinstance(named, dict) else ["no weight_map"]
+    strange = [file for file in files if not file.endswith(".safetensors") or Path(file).name != file]
+    if strange:
+        raise ModelError(
+            f"{path} names {strange[0]!r} as a file of weights",
+            "weights are read from safetensors files of the model's own folder",
+            "save the model again with save_pretrained",
+        )
+
+
+def _check_folder_config(path: Path) -> None:
+    config = _read_object(path)
     if "auto_map" in config:
         raise ModelError(
             f"{path} names remote code (auto_map)",
             "a model folder is data; code in it would run with your rights",
             "use a model whose architecture transformers knows",
         )
+    absurd = {name: config[name] for name, most in _LARGEST.items() if _exceeds(config.get(name), most)}
+    if absurd:
+        raise ModelError(
+            f"{path} says {absurd}; the largest believed is {_LARGEST}",
+            "the model is built from these numbers before its weights are looked at",
+            "restore the config.json that belongs to the weights",
+        )
+
+
+_LARGEST = {
+    "num_hidden_layers": 2**10, "hidden_size": 2**18, "intermediate_size": 2**20, "vocab_size": 2**24,
+    "num_attention_heads": 2**12, "num_key_value_heads": 2**12, "head_dim": 2**14, "max_position_embeddings": 2**28,
+}  # fmt: skip
+"""Generous limits on what a config.json may ask to be built."""
+
+
+def _exceeds(value: object, most: int) -> bool:
+    return isinstance(value, int | float) and not 0 <= value <= most
 
 
 def _locate_smollm2() -> tuple[str, dict[str, str]]:

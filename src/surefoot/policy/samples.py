@@ -86,8 +86,20 @@ def to_sample(rollout: Rollout, group: Group) -> TrainSample:
     )  # fmt: skip
 
 
-def cut(samples: list[TrainSample], size: int) -> Iterator[list[TrainSample]]:
-    """Consecutive pieces of `size` rows; 0 adds whole groups up to a token budget."""
+def cut(samples: list[TrainSample], size: int, splits: int = 0, *, together: int = 1) -> Iterator[list[TrainSample]]:
+    """Consecutive pieces of `size` rows; 0 adds whole groups up to a token budget.
+
+    Args:
+        splits: each piece is halved this many times, rounding up, because memory ran out.
+        together: rows that belong together, such as the two of a pair; no split comes between them.
+    """
+    for piece in _pieces(samples, size):
+        rows = -(-len(piece) // 2**splits)
+        rows = -(-rows // together) * together
+        yield from (piece[i : i + rows] for i in range(0, len(piece), rows))
+
+
+def _pieces(samples: list[TrainSample], size: int) -> Iterator[list[TrainSample]]:
     if size > 0:
         yield from (samples[i : i + size] for i in range(0, len(samples), size))
         return

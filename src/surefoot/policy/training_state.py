@@ -24,8 +24,10 @@ from torch import Tensor
 from surefoot.errors import StateError
 from surefoot.policy.census import Census
 from surefoot.policy.learner import GRPOLearner
+from surefoot.policy.memory_split import MAX_SPLITS
 from surefoot.policy.tensor_file import DTYPES, Spec, write_tensors
 from surefoot.store.durable import commit_folder, storage_error, write_json
+from surefoot.store.failpoints import failpoint
 from surefoot.store.manifest import Entry
 
 SCHEMA = 1
@@ -38,9 +40,9 @@ WEIGHTS = "model.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps for each parameter."""
 CAPTURED = frozenset(
-    {"net", "optimiser", "reference", "census", "channels", "checked_tokens", "_version", "_old", "_kl_seen", "_pushes"}
+    "net optimiser reference census channels checked_tokens splits _version _old _kl_seen _pushes".split()
 )
-DERIVED = frozenset({"settings"})
+DERIVED = frozenset({"settings", "_torn"})
 """Fields of a learner that its config makes anew; a field in neither set would be lost at a resume."""
 
 Named = dict[str, Tensor]
@@ -64,6 +66,8 @@ class TrainingState:
     reference: Named | None
     old: dict[tuple[str, int], Tensor]
     """Logprobs at the first pass, by group and index, while further passes over the same samples may come."""
+    splits: int = 0
+    """How often microbatches were halved because memory ran out: another cut would be other last bits."""
 
     def clone(self) -> TrainingState:
         """The same with tensors of its own, which later steps do not change."""
@@ -71,7 +75,7 @@ class TrainingState:
             self.version, self.pushes, self.kl_seen, self.checked_tokens, self.census, dict(self.idle),
             _clone(self.weights), {name: _clone(kept) for name, kept in self.moments.items()},
             None if self.reference is None else _clone(self.reference),
-            {key: value.detach().clone() for key, value in self.old.items()},
+            {key: value.detach().clone() for key, value in self.old.items()}, self.splits,
         )  # fmt: skip
 
 
@@ -84,12 +88,19 @@ def capture(learner: GRPOLearner) -> TrainingState:
             "a resumed run would go on without it",
             "add it to surefoot.policy.training_state: CAPTURED with its form on disk, or DERIVED",
         )
+    if learner._torn:
+        raise StateError(
+            f"the learner was interrupted inside the optimiser's step at version {learner.version}",
+            "some weights are stepped and some may not be; saved, they would pass for a version",
+            "resume from the last checkpoint",
+        )
     return TrainingState(
         version=learner.version, pushes=learner._pushes, kl_seen=learner._kl_seen,
         checked_tokens=learner.checked_tokens, census=learner.census, idle=_idle(learner),
         weights=weights_of(learner.net),
         moments={name: dict(learner.optimiser.state[p]) for name, p in _stepped(learner)},
         reference=None if learner.reference is None else weights_of(learner.reference), old=dict(learner._old),
+        splits=learner.splits,
     )  # fmt: skip
 
 
@@ -108,6 +119,7 @@ def restore(learner: GRPOLearner, state: TrainingState) -> None:
     learner._old = {key: value.detach().to(learner.device, copy=True) for key, value in state.old.items()}
     learner._version, learner._pushes, learner._kl_seen = state.version, state.pushes, state.kl_seen
     learner.checked_tokens, learner.census = state.checked_tokens, state.census
+    learner.splits, learner._torn = state.splits, False
     if learner.channels is not None:
         learner.channels._dead = dict(state.idle)
 
@@ -116,6 +128,8 @@ def check_state(learner: GRPOLearner, state: TrainingState) -> None:
     """Refuse a state that does not belong to this model, or holds a number that is not finite."""
     if state.idle.keys() != _idle(learner).keys():
         raise _misfit(f"it was saved with the channels {sorted(state.idle)}, this run has {sorted(_idle(learner))}")
+    if not 0 <= state.splits <= MAX_SPLITS:
+        raise _misfit(f"it halved its microbatches {state.splits} times, no run does so more than {MAX_SPLITS} times")
     _check_tensors("weights", state.weights, _specs(weights_of(learner.net)))
     if (learner.reference is None) != (state.reference is None):
         has, has_not = ("the state", "this run") if learner.reference is None else ("this run", "the state")
@@ -168,9 +182,11 @@ def save_training_checkpoint(
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary.mkdir(mode=0o700)
         (temporary / FOLDER).mkdir(mode=0o700)
+        failpoint("checkpoint.before_files")
         _write_model_files(learner.net, tokenizer, temporary)
         known = write_state(state, temporary, step=step, extra=extra or {})
         facts = {"schema": SCHEMA, "step": step, "version": state.version}
+        failpoint("checkpoint.before_commit")
         return commit_folder(temporary, folder, facts, known=known)
     except OSError as error:
         raise storage_error(folder, error) from error
@@ -189,6 +205,7 @@ def write_state(state: TrainingState, folder: Path, *, step: int, extra: Mapping
     if state.old:
         files[OLD] = {"old": torch.cat(list(state.old.values()))}
     entries = {name: write_tensors(folder / name, tensors) for name, tensors in files.items()}
+    failpoint("checkpoint.after_weights")
     write_json(folder / STATE, _as_json(state, step) | {"extra": dict(extra)})
     return entries
 
@@ -210,7 +227,8 @@ def _as_json(state: TrainingState, step: int) -> dict[str, Any]:
     return {
         "schema": SCHEMA, "step": step, "version": state.version, "pushes": state.pushes, "kl_seen": state.kl_seen,
         "checked_tokens": state.checked_tokens, "census": None if state.census is None else asdict(state.census),
-        "idle": state.idle, "stepped": sorted(state.moments), "has_reference": state.reference is not None,
+        "splits": state.splits, "idle": state.idle, "stepped": sorted(state.moments),
+        "has_reference": state.reference is not None,
         "old": {
             "dtype": next(iter(kinds), "F32"),
             "rows": [[group, index, len(value)] for (group, index), value in state.old.items()],

@@ -1,19 +1,26 @@
 """One process: the engine and the learner take turns.
 
 Promises   evaluation draws from streams of its own, so looking on changes nothing; a version
-           counts only after the engine itself reports it; a constant baseline reward is refused.
+           counts only after the engine itself reports it; a constant baseline reward is refused,
+           and with `audit` one that does not give the same answer twice.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from surefoot.errors import EngineError, RewardError
-from surefoot.protocols import EvalResult, Weights
+from surefoot.protocols import EvalResult, Grade, Weights
 from surefoot.records import LENGTH, Group, Rollout, Task
-from surefoot.runtime.rollout import UNDECODABLE, Played, RolloutCollector, Sampling
+from surefoot.runtime.rollout import NONFINITE_LOGPROB, UNDECODABLE, Played, RolloutCollector, Sampling
+
+_REMEDIES = {
+    UNDECODABLE: "use a model whose rows all have a token",
+    NONFINITE_LOGPROB: "look at the model: its sampler gave numbers that are no log-probabilities",
+}
+"""By failure, when it is the only kind: what to do about it."""
 
 
 class LocalRuntime:
@@ -50,11 +57,18 @@ class LocalRuntime:
         self._check_failures(rollouts, f"the evaluation at step {step}")
         return _eval_result(played, rollouts)
 
-    def preflight(self, tasks: Sequence[Task]) -> list[Group]:
-        """Baseline completions, graded: refuses a reward that is the same for all of them."""
-        groups = [p.group for p in self.collector.play(tasks, self.train, purpose="preflight", step=0)]
+    def preflight(self, tasks: Sequence[Task], *, audit: bool = False) -> list[Group]:
+        """Baseline completions, graded: refuses a reward that is the same for all of them.
+
+        Args:
+            audit: grade them twice, and refuse a reward whose two answers differ.
+        """
+        played = self.collector.play(tasks, self.train, purpose="preflight", step=0)
+        groups = [p.group for p in played]
         rollouts = [r for g in groups for r in g.rollouts]
         self._check_failures(rollouts, "the preflight")
+        if audit:
+            self._audit(played)
         rewards = {r.reward for r in rollouts if r.reward is not None}
         if not rewards:
             raise RewardError(
@@ -76,6 +90,27 @@ class LocalRuntime:
         self.collector.engine.close()
         self.collector.environment.close()
 
+    def _audit(self, played: Sequence[Played]) -> None:
+        """Grade the same rollouts once more; a grader that changes its mind is refused by name."""
+        first = [(p.group.task, r, c) for p in played for r, c in zip(p.group.rollouts, p.correct, strict=True)]
+        # What failed before grading keeps its failure; everything else is shown as if for the first time.
+        fresh = [r if r.failure == UNDECODABLE else r.graded(None, {}, None) for _, r, _ in first]
+        again = self.collector.environment.grade([task for task, _, _ in first], fresh)
+        changes = [
+            (task, rollout, change)
+            for (task, rollout, correct), second in zip(first, again, strict=True)
+            for change in _changes(rollout, correct, second)
+        ]
+        if changes:
+            task, rollout, (name, one, two) = changes[0]
+            raise RewardError(
+                f"{name} gave {_shown(one)} and then {_shown(two)} to the same completion of task {task.id} "
+                f"({len(changes)} such changes in {len(first)} rollouts); the completion: {rollout.text[:120]!r}",
+                "a reward that changes its mind is noise in every advantage, and no run with it can be repeated",
+                "draw from a generator seeded by the input, such as random.Random(completion), and keep no state "
+                "between calls; audit_rewards = false trains anyway",
+            )
+
     def _check_failures(self, rollouts: Sequence[Rollout], when: str) -> None:
         failed = [r for r in rollouts if r.reward is None]
         if len(failed) <= self.max_failures * len(rollouts):
@@ -86,10 +121,27 @@ class LocalRuntime:
             f"{len(failed)} of {len(rollouts)} rollouts in {when} got no verdict ({', '.join(kinds)}); "
             f"max_reward_failures allows {self.max_failures:g}{detail}",
             "a failed grader is not a wrong answer; training on zeros instead would be silent damage",
-            "use a model whose rows all have a token, or raise max_reward_failures (a share)"
-            if kinds == [UNDECODABLE]
-            else "mend the reward function, or raise max_reward_failures (a share)",
+            f"{_REMEDIES.get(kinds[0] if len(kinds) == 1 else '', 'mend the reward function')}, "
+            "or raise max_reward_failures (a share)",
         )
+
+
+def _changes(
+    rollout: Rollout, correct: float | None, second: Grade
+) -> Iterator[tuple[str, float | None, float | None]]:
+    """(who, first, second) for every grader that judged this rollout differently the second time."""
+    if rollout.failure == UNDECODABLE:
+        return
+    for name in sorted({*rollout.reward_parts, *second.parts}):
+        one, two = rollout.reward_parts.get(name), second.parts.get(name)
+        if one != two:
+            yield f"reward function {name}", one, two
+    if correct != second.correct:
+        yield "the task metric", correct, second.correct
+
+
+def _shown(value: float | None) -> str:
+    return "no verdict" if value is None else repr(value)
 
 
 def _eval_result(played: Sequence[Played], rollouts: Sequence[Rollout]) -> EvalResult:
@@ -102,6 +154,7 @@ def _eval_result(played: Sequence[Played], rollouts: Sequence[Rollout]) -> EvalR
         for c, r in zip(p.correct, p.group.rollouts, strict=True)
         if c is not None and r.reward is not None
     ]
+    answered = [r for r in rollouts if r.turns]
     accuracy = math.fsum(correct) / len(correct) if correct else None
     # Binomial, floored: with every answer right the plain formula would claim certainty.
     stderr = (
@@ -109,7 +162,7 @@ def _eval_result(played: Sequence[Played], rollouts: Sequence[Rollout]) -> EvalR
     )
     return EvalResult(
         n=len(rewards), reward=math.fsum(rewards) / len(rewards), accuracy=accuracy, stderr=stderr,
-        mean_length=sum(r.sampled_tokens for r in rollouts) / len(rollouts),
-        clipped_ratio=sum(r.finish_reason == LENGTH for r in rollouts) / len(rollouts),
+        mean_length=sum(r.sampled_tokens for r in answered) / len(answered),
+        clipped_ratio=sum(r.finish_reason == LENGTH for r in answered) / len(answered),
         failures=len(rollouts) - len(rewards),
     )  # fmt: skip

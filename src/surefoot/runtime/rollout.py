@@ -3,7 +3,7 @@
 Owns       the way from a task to a scored group.
 Promises   every rollout has its own seed, a function of (run seed, purpose, step, task, sibling);
            versions are the engine's own at the first token; what fails carries a reason and
-           never a reward.
+           never a reward; a logprob that is none costs its own rollout and nobody else's.
 Never      compares siblings, filters, or trains.
 
 Read next: `policy/samples.py`, which turns groups into samples.
@@ -15,12 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from surefoot.errors import EngineError, TaskError
+from surefoot.guards.invariants import are_logprobs
 from surefoot.protocols import Codec, Completion, Engine, Environment, Grade, Request
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.seeds import derive_seed
 
 UNDECODABLE = "undecodable_token"
 """Failure reason: the policy chose an embedding row that no token has."""
+NONFINITE_LOGPROB = "nonfinite_logprob"
+"""Failure reason: the sampler gave a token a log-probability that is none, such as NaN or a number above 0."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,10 @@ class RolloutCollector:
                 )
 
     def _rollout(self, task: Task, group: str, index: int, request: Request, completion: Completion) -> Rollout:
+        lengths_agree = len(completion.logprobs) == len(completion.token_ids)  # if not, `Turn` says so
+        if lengths_agree and not are_logprobs(completion.logprobs):
+            # Without its turn: what holds a NaN could be neither journaled nor compared, and nobody may train on it.
+            return Rollout(task.id, group, index, (), failure=NONFINITE_LOGPROB)
         turn = Turn(
             request.prompt_ids, completion.token_ids, completion.logprobs, completion.version,
             finish_reason=completion.finish_reason, text=self.codec.decode(completion.token_ids),

@@ -1,4 +1,4 @@
-"""What a later reader needs to repeat a run: versions, device, memory, git. No names, no variables."""
+"""What a later reader needs to repeat a run: versions, device, memory, git, settings. No names, no secrets."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from surefoot import __version__
+from surefoot.config import Config
+from surefoot.config_load import dump_toml
+from surefoot.errors import StateError
+from surefoot.safe_text import redact_values
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "numpy", "reasoning-gym")
+_HIDDEN_NOTE = "# credentials are hidden in: "
 
 
 def environment_record(*, torch: bool = False, cwd: Path | None = None) -> dict[str, Any]:
@@ -41,7 +46,32 @@ def environment_record(*, torch: bool = False, cwd: Path | None = None) -> dict[
         "git": _git(cwd or Path.cwd()),
     }
     record["duration_s"] = time.perf_counter() - started
-    return record
+    return {name: redact_values(value) for name, value in record.items()}
+
+
+def config_text(config: Config) -> str:
+    """The config as a run folder keeps it: every key as TOML, credentials hidden, and a first line that says so."""
+    hidden = _hidden(config)
+    note = f"{_HIDDEN_NOTE}{', '.join(hidden)}\n" if hidden else ""
+    return note + dump_toml(config.model_copy(update=hidden))
+
+
+def refuse_hidden(text: str) -> None:
+    """Refuse a kept config of which a part was hidden: what is left is not the run that was asked for."""
+    first = text.partition("\n")[0]
+    if first.startswith(_HIDDEN_NOTE):
+        raise StateError(
+            f"config.toml holds no credentials, and {first.removeprefix(_HIDDEN_NOTE)} had some",
+            "with a part of a setting hidden, another run would come of it",
+            "take the credentials out of the config (a variable can hold them) and start a new run",
+        )
+
+
+def _hidden(config: Config) -> dict[str, Any]:
+    """Keys whose text holds a credential, and what may be kept of it."""
+    texts = {name: value for name, value in config if isinstance(value, str | tuple)}
+    shown = {name: redact_values(value) for name, value in texts.items()}
+    return {name: value for name, value in shown.items() if value != texts[name]}
 
 
 def _torch_facts(ask: bool) -> dict[str, Any]:

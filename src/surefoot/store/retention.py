@@ -21,6 +21,7 @@ from pathlib import Path
 
 from surefoot.errors import StateError
 from surefoot.store.durable import storage_error, sync_folder
+from surefoot.store.failpoints import failpoint
 from surefoot.store.manifest import verify_folder
 
 NEWEST = 2
@@ -85,6 +86,7 @@ def prune(root: Path, *, save_steps: int, best: int | None, verify: Verify = ver
     alive = paths.keys() - damaged.keys()
     doomed = [step for step in may_go(alive, save_steps=save_steps, best=best) if step < min(good)]
     for step in doomed:
+        failpoint("retention.verified")
         remove(paths[step])
     return Pruned(tuple(doomed), damaged)
 
@@ -111,10 +113,24 @@ def remove(path: Path) -> None:
     try:
         shutil.rmtree(doomed, ignore_errors=True)  # what an earlier round did not finish
         path.rename(doomed)
+        failpoint("retention.after_rename")
         sync_folder(path.parent)
         shutil.rmtree(doomed)
     except OSError as error:
         raise storage_error(path, error) from error
+
+
+def set_aside(path: Path) -> Path:
+    """Give a damaged checkpoint another name: kept for looking at, never to be resumed from."""
+    aside = path.with_name(f"damaged_{path.name}")
+    try:
+        if aside.exists():
+            shutil.rmtree(aside)
+        path.rename(aside)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    return aside
 
 
 def sweep(root: Path) -> list[str]:

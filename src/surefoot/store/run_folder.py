@@ -6,9 +6,9 @@ Promises   a folder that holds anything is refused; folders 0700, files 0600; a 
 Never      overwrites a run, or leaves the folder it was given.
 
     RUN/config.toml  environment.json  metrics.jsonl  verdict.json  report.html
-        rollouts/step_N.jsonl  checkpoints/step_N/  logs/  journal/
+        rollouts/step_N.jsonl  checkpoints/step_N/  logs/  journal/  lock
 
-Of checkpoints there are: every save_steps, the best by held-out metric (named in verdict.json), and the last.
+Of checkpoints there are: every save_steps, the best by held-out metric (named in verdict.json), and the newest two.
 
 Read next: `durable.py`, how files get there.
 """
@@ -26,16 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config import Config
-from surefoot.config_load import dump_toml
 from surefoot.config_load.check import RUN_NAME
 from surefoot.errors import ConfigError, StateError
 from surefoot.records import Verdict
-from surefoot.store.durable import atomic_write, commit_folder, storage_error, write_json
+from surefoot.safe_text import printable, redact_values
+from surefoot.store.durable import atomic_write, commit_folder, storage_error, sync_folder, write_json
+from surefoot.store.environment import config_text
 
 __all__ = ["RunFolder", "atomic_write", "commit_folder"]
 
-FILES = ("config.toml", "environment.json", "metrics.jsonl", "verdict.json", "report.html")
-FOLDERS = ("logs", "rollouts", "checkpoints", "journal")
+FILES = ("config.toml", "environment.json", "metrics.jsonl", "verdict.json", "report.html", "lock")
+TEMPORARY = re.compile(r"\.[a-z_.]+\.[0-9]+\.tmp")
+FOLDERS = ("logs", "rollouts", "checkpoints", "journal", "tensorboard", "wandb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,10 @@ class RunFolder:
                 root = _free_name(root)
             made = _make_folders(root)
             (root / "logs").mkdir(mode=0o700)  # the claim: of two runs that start at once, one fails here
-            for folder in ("rollouts", "checkpoints"):
+            for folder in ("rollouts", "checkpoints", "journal"):
                 (root / folder).mkdir(mode=0o700)
+            for folder_made in made:  # the run folder itself has to be there after a power cut
+                sync_folder(folder_made.parent)
         except FileExistsError:
             raise _already_used(root) from None
         except OSError as error:
@@ -85,8 +89,11 @@ class RunFolder:
         root = Path(os.path.abspath(cwd / output_dir))
         if "\0" in str(root):
             raise ConfigError("output_dir holds a NUL character", "no folder can be called that", "choose another")
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
-            raise _already_used(root)
+        try:
+            if root.exists() and (not root.is_dir() or any(root.iterdir())):
+                raise _already_used(root)
+        except OSError as error:
+            raise storage_error(root, error) from error
         return root
 
     @classmethod
@@ -121,6 +128,11 @@ class RunFolder:
         return self.root / "verdict.json"
 
     @property
+    def journal(self) -> Path:
+        """The ledger's journal, and the batches that can be repeated."""
+        return self.root / "journal"
+
+    @property
     def logs(self) -> Path:
         """What workers printed."""
         return self.root / "logs"
@@ -152,29 +164,38 @@ class RunFolder:
             )
         return path
 
-    def remove_checkpoint(self, step: int) -> None:
-        """Take away one checkpoint; under its own name it is whole until the moment it is gone."""
-        path, doomed = self.checkpoint(step), self.root / "checkpoints" / f".step_{step}.removed"
+    def sweep(self) -> list[str]:
+        """Take away what an interrupted atomic write left beside its final name; returns the names."""
+        swept = []
         try:
-            shutil.rmtree(doomed, ignore_errors=True)
-            path.rename(doomed)
-            shutil.rmtree(doomed)
-        except FileNotFoundError:
-            return
+            for path in sorted(self.root.glob(".*.tmp")):
+                if TEMPORARY.fullmatch(path.name) and not path.is_dir():
+                    path.unlink()
+                    swept.append(path.name)
         except OSError as error:
-            raise storage_error(path, error) from error
+            raise storage_error(self.root, error) from error
+        return swept
+
+    def remove_verdict(self) -> None:
+        """Take away what an earlier life of a resumed run was told: it is not over."""
+        try:
+            self.verdict.unlink(missing_ok=True)
+            sync_folder(self.root)
+        except OSError as error:
+            raise storage_error(self.verdict, error) from error
 
     def write_config(self, config: Config) -> None:
         """Keep the config as TOML with every key; hand in `LoadedConfig.resolved`, so that paths hold anywhere."""
-        atomic_write(self.config, dump_toml(config))
+        atomic_write(self.config, config_text(config))
 
     def write_environment(self, record: Mapping[str, Any]) -> None:
         """Keep the machine's description."""
-        write_json(self.environment, record)
+        write_json(self.environment, redact_values(record))
 
     def write_verdict(self, status: Verdict, reasons: Sequence[str], facts: Mapping[str, Any] | None = None) -> None:
         """Keep the verdict: status and reasons first, then whatever numbers it rests on."""
-        write_json(self.verdict, {"status": str(status), "reasons": list(reasons), **(facts or {})})
+        said = [printable(reason) for reason in reasons]
+        write_json(self.verdict, {"status": str(status), "reasons": said, **redact_values(facts or {})})
 
     def discard(self) -> None:
         """Take back a start that was refused: our own files, and the folders this run made if they are empty."""

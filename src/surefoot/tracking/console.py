@@ -1,7 +1,7 @@
 """The live view on a terminal. `view.py` has the words; this file draws them with rich.
 
 Promises   nothing that a model wrote is read as markup; NO_COLOR is respected; the cursor comes back however
-           the run ends.
+           the run ends; a terminal that goes away does not end the run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import IO, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from surefoot.records import Verdict
 from surefoot.tracking.plan import batch_arithmetic
+from surefoot.tracking.screen import Screen
 from surefoot.tracking.text import duration, number, printable, sparkline
 from surefoot.tracking.view import SHOWN, Finished, History, PlainView, View, verdict_lines
 
@@ -29,7 +31,8 @@ _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCOMPLETE: "yel
 def open_view(max_steps: int) -> View:
     """The live view on a terminal, plain lines everywhere else."""
     dumb = os.environ.get("TERM", "") in ("", "dumb")
-    return RichView(max_steps) if sys.stdout.isatty() and not dumb else PlainView(max_steps)
+    watched = sys.stdout is not None and sys.stdout.isatty()  # started without one, there is none
+    return RichView(max_steps) if watched and not dumb else PlainView(max_steps)
 
 
 class RichView:
@@ -37,7 +40,7 @@ class RichView:
 
     def __init__(self, max_steps: int, console: Console | None = None) -> None:
         self.history = History(max_steps)
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False)
         self._live: Live | None = None
 
     def start(self, plan_lines: Sequence[str]) -> None:

@@ -125,6 +125,30 @@ def read_metrics(path: Path) -> list[Row]:
     return [_parse(path, number, line) for number, line in enumerate(lines, 1)]
 
 
+def metrics_until(path: Path, *, train: int, evaluation: int) -> tuple[bytes | None, int]:
+    """The lines of a `metrics.jsonl` up to a step, as they are, and how many bytes of a torn last line were left out.
+
+    For a resume: what comes later is written once more. None when there is no file.
+
+    Args:
+        train: the last step whose training line is kept.
+        evaluation: the last step whose evaluation is kept; -1 when none is.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None, 0
+    except OSError as error:
+        raise StateError(
+            f"{path} cannot be read: {error.strerror}", "a resume keeps the numbers so far", "check the run folder"
+        ) from error
+    whole, newline, torn = data.rpartition(b"\n")
+    lines = [line + b"\n" for line in (whole + newline).split(b"\n")[:-1]]
+    rows = [_parse(path, n, line.decode("utf-8", errors="surrogateescape")) for n, line in enumerate(lines, 1)]
+    last = {"train": train, "eval": evaluation}
+    return b"".join(line for line, row in zip(lines, rows, strict=True) if row["step"] <= last[kind_of(row)]), len(torn)
+
+
 def _parse(path: Path, number: int, line: str) -> Row:
     try:
         row = json.loads(line, object_pairs_hook=_unique, parse_constant=_no_constant)

@@ -90,6 +90,7 @@ tokens_per_second | tokens/s | mean | up | sampled tokens over the whole step's 
 step_time | s | sum | down | wall time of the step
 timing/{} | s | sum | down | wall time of one part of the step
 version | steps | last | up | version of the weights after this step
+memory/splits | halvings | last | down | how often microbatches were halved in this run because memory ran out
 steps_refused | steps | sum | down | 1 when a non-finite number kept this step from the weights
 groups/{} | groups | sum | none | groups by what became of them
 dropped/{} | groups | sum | down | groups or tasks left out, by reason

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
+from surefoot.safe_text import printable
+
+__all__ = ["duration", "number", "printable", "shown_path", "size", "sparkline"]
+
 _BARS = "▁▂▃▄▅▆▇█"
-_KEPT = "\n\t"
-
-
-def printable(text: str) -> str:
-    """`text` with every control, bidirectional and unassigned character spelled out: nothing moves the cursor.
-
-    Example:
-        >>> printable("ok\\x1b[31m")
-        'ok\\\\x1b[31m'
-    """
-    return "".join(c if c in _KEPT or unicodedata.category(c)[0] != "C" else _spelled(c) for c in text)
-
-
-def _spelled(char: str) -> str:
-    return char.encode("unicode_escape", errors="surrogatepass").decode("ascii")
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:

@@ -2,13 +2,13 @@
 
 Owns       the wording of progress and verdict; `console.py` draws the same facts live on a terminal.
 Promises   one line per logged step, names and values in fixed order, so that it can be read and grepped; every
-           text is made printable first; a reader who goes away (a closed pipe) never stops a training run.
+           text is made printable first; a reader who goes away (a closed pipe, a closed terminal) or stops reading
+           never stops a training run.
 Never      decides anything: numbers come in, text goes out.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from surefoot.records import Verdict
+from surefoot.tracking.screen import Screen
 from surefoot.tracking.text import duration, number, printable, shown_path
 
 SHOWN = {
@@ -127,7 +128,7 @@ class PlainView:
 
     def __init__(self, max_steps: int, stream: TextIO | None = None) -> None:
         self.history = History(max_steps)
-        self._stream: TextIO | None = stream or sys.stdout
+        self._screen = Screen(stream or sys.stdout)
 
     def start(self, plan_lines: Sequence[str]) -> None:
         """Print the plan."""
@@ -163,25 +164,8 @@ class PlainView:
         return f"step {step:>{width}}/{self.history.max_steps}"
 
     def _lines(self, lines: Iterable[str]) -> None:
-        if self._stream is None:
-            return
-        try:
-            for line in lines:
-                self._stream.write(_encodable(printable(line), self._stream) + "\n")
-            self._stream.flush()
-        except BrokenPipeError:
-            self._stream = None  # nobody reads any more; the run goes on, its numbers are in metrics.jsonl
-            silence_stdout()
-
-
-def silence_stdout() -> None:
-    """Point standard output at nothing, so that the interpreter's last flush does not complain."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _encodable(text: str, stream: TextIO) -> str:
-    encoding = stream.encoding or "utf-8"
-    return text.encode(encoding, errors="backslashreplace").decode(encoding)
+        for line in lines:
+            self._screen.write(printable(line) + "\n")
 
 
 def step_text(metrics: Mapping[str, float]) -> str:

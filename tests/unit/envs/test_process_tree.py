@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from surefoot.envs.process_tree import kill_tree
+from surefoot.envs.process_tree import descendants, family, kill_tree
 
 FAMILY = """
 import os, subprocess, sys, time
@@ -41,3 +41,14 @@ def test_a_child_that_left_the_process_group_is_ended_too() -> None:
     while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(child)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="descendants are found through /proc")
+def test_a_family_is_the_process_and_all_below_it_however_it_is_asked_for() -> None:
+    with subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert set(family(parent.pid)) == {parent.pid, child} == {parent.pid, *descendants(parent.pid)}
+        kill_tree(parent.pid)
+        parent.wait(5)
+    assert family(parent.pid) == [parent.pid], "what has ended has no children"

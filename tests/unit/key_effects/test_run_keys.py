@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,10 +125,10 @@ def run_of(configure: Any, learner: Any = None, **keys: Any) -> Run:
     """A run that can prepare and learn, and nothing else."""
     nobody: Any = None
     codec: Any = SimpleNamespace(vocab_size=61, stop_ids=frozenset({2}))
-    hooks: Any = SimpleNamespace(refused=lambda step, samples: None)
+    hooks: Any = SimpleNamespace(refused=lambda step, samples, suspects: None, phase=lambda name: nullcontext())
     config = configure(**keys).config
     return Run(
-        config=config, runtime=nobody, learner=learner, codec=codec, next_tasks=nobody, heldout=(), hooks=hooks
+        config=config, runtime=nobody, learner=learner, codec=codec, books=nobody, heldout=(), hooks=hooks
     )  # fmt: skip
 
 

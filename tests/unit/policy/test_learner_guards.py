@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.errors import InvariantError, NumericsError
+from surefoot.errors import InvariantError, NumericsError, StateError
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.packing import make_batch
 from surefoot.policy.learner import DEAD_KL_STEPS, GRPOLearner, LearnerSettings, nonfinite_error
+from surefoot.policy.training_state import capture
 from surefoot.protocols import StepReport
 from surefoot.records import TrainSample
 
@@ -83,11 +84,22 @@ def test_weights_that_are_not_finite_are_never_stepped_on(make_net: Any, sampled
     with torch.no_grad():
         learner.net.model.layers[0].mlp.up_proj.weight[0, 0] = float("nan")
     before = parameters(learner)
-    with pytest.raises(NumericsError, match="disagree by nan"):
-        learner.learn(samples)
+    assert not learner.learn(samples).applied
     after = parameters(learner)
     assert all(torch.equal(before[n].nan_to_num(7.0), after[n].nan_to_num(7.0)) for n in before)
     assert learner.version == 0
+
+
+def test_an_update_that_overflows_by_itself_is_the_end_and_cannot_be_saved(
+    make_net: Any, sampled_groups: Sample
+) -> None:
+    """Gradient and moments are finite; the rate alone is beyond every float32."""
+    net = make_net()
+    learner = make(net, learning_rate=1e39)
+    with pytest.raises(NumericsError, match="made weights that are not finite, from a finite gradient"):
+        learner.learn(sampled_groups(net, REWARDS))
+    with pytest.raises(StateError, match="interrupted inside the optimiser's step at version 0"):
+        capture(learner)
 
 
 @pytest.mark.parametrize("field", ["reward", "advantage"])

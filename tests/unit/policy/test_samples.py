@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from surefoot.errors import PartialGroupError
-from surefoot.policy.samples import sort_out, to_sample, weigh
-from surefoot.records import Group, Rollout, Task, Turn
+from surefoot.policy.samples import cut, sort_out, to_sample, weigh
+from surefoot.records import Group, Rollout, Task, TrainSample, Turn
 
 
 def test_whole_groups_are_kept_as_they_are(make_group: Any) -> None:
@@ -98,3 +98,30 @@ def test_a_rollout_without_a_verdict_cannot_become_a_sample() -> None:
     rollout = Rollout("a", "g", 0, (Turn((1,), (2,), (-1.0,), 0),))
     with pytest.raises(AssertionError, match="only rollouts with a verdict"):
         to_sample(rollout, Group(Task(id="a", prompt="?"), "g", (rollout,)))
+
+
+# -- microbatches -------------------------------------------------------------------------------
+
+
+def rows_of(samples: list[TrainSample], size: int, splits: int, together: int = 1) -> list[int]:
+    pieces = list(cut(samples, size, splits, together=together))
+    assert [s for piece in pieces for s in piece] == samples, "every row once, in order"
+    return [len(piece) for piece in pieces]
+
+
+def test_a_piece_is_halved_by_rows_and_rounded_up(make_group: Any) -> None:
+    samples = weigh([make_group("a", [1.0] * 5), make_group("b", [1.0] * 4), make_group("c", [1.0] * 3)], scale="none")
+    assert [rows_of(samples, 0, n) for n in range(4)] == [[12], [6, 6], [3] * 4, [2] * 6]
+    assert [rows_of(samples, 5, n) for n in range(4)] == [
+        [5, 5, 2],
+        [3, 2, 3, 2, 1, 1],
+        [2, 2, 1, 2, 2, 1, 1, 1],
+        [1] * 12,
+    ]
+    assert rows_of(samples, 1, 3) == [1] * 12
+    assert rows_of([], 0, 2) == []
+
+
+def test_what_belongs_together_is_never_split(make_group: Any) -> None:
+    samples = weigh([make_group(str(i), [1.0, 0.0]) for i in range(3)], scale="none")
+    assert [rows_of(samples, 0, n, together=2) for n in range(4)] == [[6], [4, 2], [2, 2, 2], [2, 2, 2]]

@@ -131,6 +131,44 @@ def test_planted_forgetfulness_is_seen(bug: Callable[[TrainingState], TrainingSt
         goes_on(second, whole)
 
 
+def halved(at: int, steps: int) -> Session:
+    """A run whose microbatches were halved twice after `at` steps."""
+    session = Session(make_learner()).train(at)
+    session.learner.splits = 2
+    return session.train(steps - at)
+
+
+def test_a_run_whose_microbatches_were_halved_goes_on_with_that_cut(tmp_path: Path) -> None:
+    folder = halved(2, 4).save(tmp_path / "step_4")
+    session = Session.load(folder, make_learner(seed=99))
+    assert session.learner.splits == 2
+    assert all(m["memory/splits"] == 2.0 for m in session.train(2).metrics)
+    assert fingerprint(capture(session.learner)) == fingerprint(capture(halved(2, 6).learner))
+
+
+def test_planted_loss_of_the_cut_is_seen() -> None:
+    """Another cut is another order of additions: other last bits."""
+    second = Session(make_learner(seed=99), 4)
+    restore(second.learner, dataclasses.replace(capture(halved(2, 4).learner).clone(), splits=0))
+    assert fingerprint(capture(second.train(2).learner)) != fingerprint(capture(halved(2, 6).learner))
+
+
+def test_more_halvings_than_a_run_may_have_are_refused() -> None:
+    learner = make_learner()
+    for splits in (-1, 4):
+        with pytest.raises(StateError, match=f"halved its microbatches {splits} times"):
+            restore(learner, dataclasses.replace(capture(learner), splits=splits))
+
+
+def test_a_learner_torn_by_its_own_step_is_not_saved_and_a_restored_one_is_whole() -> None:
+    whole, torn = make_learner(), make_learner()
+    torn._torn = True
+    with pytest.raises(StateError, match="interrupted inside the optimiser's step"):
+        capture(torn)
+    restore(torn, capture(whole))
+    assert fingerprint(capture(torn)) == fingerprint(capture(whole))
+
+
 def test_planted_loss_of_old_logprobs_is_seen_between_two_passes() -> None:
     first = Session(make_learner()).train(3)
     second = Session(make_learner(seed=99), 3, first.held)

@@ -11,7 +11,7 @@ from surefoot.engines.scripted import ScriptedEngine
 from surefoot.errors import EngineError, ShapeError, TaskError
 from surefoot.protocols import Completion, Grade, Request
 from surefoot.records import LENGTH, STOP, Rollout, Task
-from surefoot.runtime.rollout import UNDECODABLE, RolloutCollector, Sampling
+from surefoot.runtime.rollout import NONFINITE_LOGPROB, UNDECODABLE, RolloutCollector, Sampling
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(3)]
 PROMPTS = {"t0": (4, 9, 5), "t1": (4, 8, 8, 5), "t2": (4,) * 30}
@@ -156,6 +156,30 @@ def test_a_token_that_no_text_has_is_a_failure_whatever_the_grader_says() -> Non
     group = collector(engine, environment).play(TASKS[:1], SAMPLING, purpose="train", step=1)[0].group
     assert group.rewards == (1.0, None, 1.0, 1.0)
     assert [r.failure for r in group.rollouts] == [None, UNDECODABLE, None, None]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 0.5, 2e-6], ids=str)
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_logprob_that_is_none_costs_its_own_rollout_and_nobody_elses(value: float, position: int) -> None:
+    def change(answers: list[Completion]) -> list[Completion]:
+        logprobs = tuple(value if i == position else -1.0 for i in range(2))
+        return [answers[0], dataclasses.replace(answers[1], logprobs=logprobs), *answers[2:]]
+
+    environment = FakeEnvironment(lambda r: Grade(1.0, {"p": 1.0}, None, correct=1.0))
+    played = collector(_Wrong(change), environment).play(TASKS[:1], SAMPLING, purpose="train", step=1)[0]
+    assert played.group.rewards == (1.0, None, 1.0, 1.0)
+    assert [r.failure for r in played.group.rollouts] == [None, NONFINITE_LOGPROB, None, None]
+    assert played.group.rollouts[1].turns == (), "nothing that is not finite travels on"
+    assert played.group.rollouts[1].reward_parts == {}
+    assert str(played.group.rollouts[1]) == "task=t0/group=train/1/0/rollout=1"
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-7, -80.0, -1e30])
+def test_a_logprob_of_a_certain_or_a_hopeless_token_is_one(value: float) -> None:
+    """Rounding may lift a certain token a little above 0; a hopeless one is only very unlikely."""
+    engine = ScriptedEngine(lambda request: [9, 2], logprob=value)
+    group = collector(engine).play(TASKS[:1], SAMPLING, purpose="train", step=1)[0].group
+    assert [r.failure for r in group.rollouts] == [None] * 4
 
 
 def test_a_grader_without_a_verdict_leaves_a_reason_and_no_reward() -> None:

@@ -139,12 +139,11 @@ def test_a_pipe_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(open_view(3), PlainView)
 
 
-def test_a_reader_who_leaves_does_not_stop_the_run(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_who_leaves_does_not_stop_the_run(run_dir: Path) -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    monkeypatch.setattr("surefoot.tracking.view.silence_stdout", lambda: None)
     play(PlainView(10, Closed()), run_dir)
 
 

@@ -1,0 +1,77 @@
+"""An interrupted run goes on: the newest good checkpoint, then the journaled steps after it once more.
+
+Owns       which state a resume begins from, and everything that has to be right before it does.
+Promises   what cannot be read is refused or passed over by name, never taken for a fresh start; nothing on disk
+           changes before the checkpoint is found, read and fitting; a resume that is killed can be resumed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.assemble.keeper import Keeper
+from surefoot.config_load import LoadedConfig, load_config
+from surefoot.store.environment import refuse_hidden
+from surefoot.store.failpoints import failpoint
+from surefoot.store.retention import Found, checkpoints_by_step, newest_good, set_aside
+from surefoot.store.run_folder import RunFolder
+from surefoot.tracking.console import View
+
+if TYPE_CHECKING:
+    from surefoot.assemble.build import Parts
+    from surefoot.loop import Run
+
+SAME = ("torch", "machine", "threads", "device_name")
+"""Facts of a machine on which the last bits of a result depend."""
+
+
+def load_run_config(folder: RunFolder) -> LoadedConfig:
+    """The config that the run began with, every key of it; one of which a part was hidden is refused."""
+    refuse_hidden(folder.config.read_text(encoding="utf-8"))
+    return load_config(folder.config)
+
+
+def go_on(run: Run, parts: Parts, keeper: Keeper, view: View) -> None:
+    """Bring learner, loop, ledger and metrics to the newest good checkpoint, or to step 0 when there is none."""
+    from surefoot.assemble.run_state import restore_run
+    from surefoot.loop import logging_due
+    from surefoot.policy.checkpoint_read import load_training_checkpoint
+
+    found = newest_good(keeper.folder.root)
+    failpoint("resume.found")
+    if found.path is not None:
+        loaded = load_training_checkpoint(parts.learner, found.path)
+        restore_run(run, loaded.extra, keeper.journal.id)
+    keeper.require(run.step, passes=run.config.num_iterations)
+    _set_damaged_aside(keeper.folder, found, run.step, view)
+    logged = [step for step in range(1, run.step + 1) if logging_due(run.config, step)]
+    repeated = keeper.rewind(run.step, evaluated=run.last_eval_step, passes=run.config.num_iterations, logged=logged)
+    again = f"; {repeated} journaled batches are learned from again, not generated" if repeated else ""
+    view.note([f"resumed after step {run.step} of {run.config.max_steps}{again}"])
+
+
+def _set_damaged_aside(folder: RunFolder, found: Found, step: int, view: View) -> None:
+    """Later checkpoints than the one in use are damaged: they lose their names before the ledger goes back."""
+    for number, path in checkpoints_by_step(folder.root).items():
+        if number > step:
+            aside = set_aside(path)
+            view.warn(
+                f"checkpoint step_{number} was passed over: {found.refused.get(number, 'it cannot be trusted')}",
+                f"the run goes on after step {step}; the damaged one is kept as {aside.name}",
+            )
+
+
+def compare_machines(folder: RunFolder, now: dict[str, Any], view: View) -> None:
+    """Say so when the run goes on where its last bits may differ; the first record stays as it is."""
+    try:
+        then = json.loads(Path(folder.environment).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # killed before it was written: nothing was trained on that machine
+    changed = [f"{name} was {then.get(name)!r}, is {now.get(name)!r}" for name in SAME if then.get(name) != now[name]]
+    if changed:
+        view.warn(
+            f"this is not the machine that the run began on: {'; '.join(changed)}",
+            "the run goes on, but its last bits may differ from those of an uninterrupted one",
+        )

@@ -1,0 +1,41 @@
+"""What a run lives in: its config, what the user brought, its folder, its helpers and its screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from surefoot.assemble.inputs import Inputs
+from surefoot.assemble.keeper import Keeper
+from surefoot.config import Config
+from surefoot.config_load import LoadedConfig
+from surefoot.envs.reward_pool import RewardPool
+from surefoot.stopping import StopSignals
+from surefoot.tracking.console import View
+from surefoot.tracking.sinks import Sinks
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Everything around the loop. Whoever makes one closes it."""
+
+    loaded: LoadedConfig
+    inputs: Inputs
+    keeper: Keeper
+    pool: RewardPool
+    sinks: Sinks
+    stop: StopSignals
+    view: View
+
+    @property
+    def config(self) -> Config:
+        """The checked config."""
+        return self.loaded.config
+
+    def close(self) -> None:
+        """Workers, sinks and screen first, the folder's lock last."""
+        try:
+            self.pool.close()
+            self.sinks.close()
+            self.view.close()
+        finally:
+            self.keeper.close()

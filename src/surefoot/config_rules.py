@@ -1,0 +1,151 @@
+"""Which values of a config are refused, alone or together.
+
+Owns       ranges and forbidden pairs, one line each, both values quoted.
+Promises   a rule that speaks of a value names its key, so that the reader finds the place.
+Never      changes a value, or stops at the first problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from surefoot.config import Config
+
+_POSITIVE = (
+    "num_tasks reward_timeout_s reward_workers max_steps threads tasks_per_step max_completion_length temperature "
+    "adam_epsilon max_nonfinite_steps num_iterations importance_sampling_clip_max eval_tasks num_generations_eval "
+    "logging_steps dead_channel_steps stall_timeout_s guard.min_evals guard.decline_patience guard.ema_alpha"
+).split()
+_NOT_NEGATIVE = (
+    "seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
+    "preflight_tasks save_steps save_minutes reward_memory_mb engine.rows alpha_sdpo beta_replay"
+).split()
+_NOT_NEGATIVE_OPTIONAL = (
+    "epsilon_high eval_temperature target_value guard.kl_hard_stop guard.max_proxy_real_gap".split()
+)
+_POSITIVE_OPTIONAL = "max_prompt_length parity_tolerance".split()
+_SHARES = {"max_reward_failures": (0.0, 1.0), "heldout_fraction": (0.0, 0.9), "adam_beta1": (0.0, 0.9999)}
+_SHARES |= {"adam_beta2": (0.0, 0.999999), "guard.margin_se": (0.0, 20.0), "sdpo_mixing": (0.0, 1.0)}
+
+
+def problems(config: Config) -> Iterator[str]:
+    """Every range and pair that is refused."""
+    yield from _range_problems(config)
+    yield from _pair_problems(config)
+
+
+def _range_problems(config: Config) -> Iterator[str]:
+    for name in _POSITIVE + _POSITIVE_OPTIONAL:
+        value = attrgetter(name)(config)
+        if value is not None and value <= 0:
+            yield f"{name} = {value}: must be above 0"
+    for name in _NOT_NEGATIVE + _NOT_NEGATIVE_OPTIONAL:
+        value = attrgetter(name)(config)
+        if value is not None and value < 0:
+            yield f"{name} = {value}: must not be negative"
+    for name, (low, high) in _SHARES.items():
+        value = attrgetter(name)(config)
+        if value is not None and not low <= value <= high:
+            yield f"{name} = {value}: must lie between {low} and {high}"
+    if 0 < config.temperature < 0.05:
+        yield (
+            f"temperature = {config.temperature}: below 0.05 engines clamp silently and logprobs overflow; "
+            "use 0.05 or more"
+        )
+
+
+def _pair_problems(config: Config) -> Iterator[str]:
+    if config.num_generations < 2:
+        yield (
+            f"num_generations = {config.num_generations}: a group of one has no sibling to compare with; use 2 or more"
+        )
+    yield from _batch_problems(config)
+    yield from _wait_problems(config)
+    yield from _loss_problems(config)
+    if config.reward_weights is not None and len(config.reward_weights) != max(1, len(config.reward_funcs)):
+        yield (
+            f"reward_weights has {len(config.reward_weights)} entries for {max(1, len(config.reward_funcs))} "
+            "reward function(s); give one weight per function"
+        )
+    if (config.target_metric is None) != (config.target_value is None):
+        yield (
+            f"target_metric = {config.target_metric!r} with target_value = {config.target_value!r}: set both or neither"
+        )
+    if config.heldout_fraction == 0 and (config.eval_steps > 0 or (config.target_metric or "").startswith("eval_")):
+        yield (
+            f"heldout_fraction = 0 with eval_steps = {config.eval_steps} and target_metric = {config.target_metric!r}: "
+            "nothing is held out to evaluate on"
+        )
+
+
+def _wait_problems(config: Config) -> Iterator[str]:
+    if config.stall_timeout_s <= config.reward_timeout_s:
+        yield (
+            f"stall_timeout_s = {config.stall_timeout_s} with reward_timeout_s = {config.reward_timeout_s}: a reward "
+            "that uses its time would be taken for a stall; set stall_timeout_s higher"
+        )
+
+
+def _batch_problems(config: Config) -> Iterator[str]:
+    rollouts, piece = config.rollouts_per_step, config.microbatch_size
+    if piece > 0 and rollouts % piece:
+        yield (
+            f"microbatch_size = {piece} does not divide tasks_per_step x num_generations = "
+            f"{config.tasks_per_step} x {config.num_generations} = {rollouts}"
+        )
+    if config.max_steps % max(1, config.num_iterations):
+        yield (
+            f"max_steps = {config.max_steps} is not a multiple of num_iterations = {config.num_iterations}: "
+            "the last rollouts would be trained on fewer times than the others"
+        )
+    if config.eval_steps % max(1, config.num_iterations):
+        yield (
+            f"eval_steps = {config.eval_steps} is not a multiple of num_iterations = {config.num_iterations}: "
+            "weights are published after the last pass over a batch, so only there can they be evaluated"
+        )
+
+
+def _loss_problems(config: Config) -> Iterator[str]:
+    if (config.beta_replay > 0) != (config.replay_pairs is not None):
+        yield (
+            f"beta_replay = {config.beta_replay} with replay_pairs = {config.replay_pairs!r}: "
+            "nothing would be replayed; set both or neither"
+        )
+    high = config.epsilon if config.epsilon_high is None else config.epsilon_high
+    if config.epsilon >= 1:
+        yield f"epsilon = {config.epsilon}: 1 - epsilon must stay above 0"
+    if config.delta is not None and config.delta <= 1 + high:
+        yield f"delta = {config.delta} with upper clip 1 + {high}: the dual clip must lie above 1 + epsilon_high"
+    if config.beta > 0 and config.reference_sync_steps == 1:
+        yield (
+            f"beta = {config.beta} with reference_sync_steps = 1: a reference refreshed every step equals the policy, "
+            'so the penalty is always 0; use "never" or a larger number'
+        )
+    if config.reference_sync_steps != "never" and config.reference_sync_steps < 1:
+        yield f'reference_sync_steps = {config.reference_sync_steps}: use a positive number of steps or "never"'
+    if config.reference_sync_steps not in ("never", 1) and config.beta == 0:
+        yield f"reference_sync_steps = {config.reference_sync_steps} with beta = 0: there is no reference to refresh"
+    if config.loss_type == "cispo":
+        if config.importance_sampling_level == "sequence":
+            yield "loss_type = cispo with importance_sampling_level = sequence: cispo weighs single tokens; use token"
+        if config.epsilon_high is None or config.epsilon_high < 1:
+            yield (
+                f"loss_type = cispo with epsilon_high = {config.epsilon_high}: for cispo it is the cap on the weight "
+                "itself; set it to 1 or more (5.0 is common)"
+            )
+        if config.delta is not None:
+            yield f"loss_type = cispo with delta = {config.delta}: cispo has no second clip; remove delta"
+    if config.loss_type == "dr_grpo" and config.scale_rewards == "group":
+        yield (
+            "loss_type = dr_grpo with scale_rewards = group: Dr. GRPO does not divide by the std; "
+            "set scale_rewards = none (or batch, rank)"
+        )
+    if config.importance_sampling_level == "sequence" and config.importance_sampling_mode.startswith("token") \
+            and config.importance_sampling_correction:  # fmt: skip
+        yield (
+            f"importance_sampling_level = sequence with importance_sampling_mode = {config.importance_sampling_mode}: "
+            "a sequence ratio takes a sequence correction; use sequence_truncate or sequence_mask"
+        )

@@ -1,0 +1,100 @@
+"""How much memory a reward may take: counted, limited, and told apart from what it started with.
+
+Owns       the two halves of the cap. Inside a worker, a limit on its data makes one huge allocation a
+           MemoryError with a line number. Outside, the nursery adds up what a worker and all its
+           descendants really hold, shared mappings too.
+Promises   memory that a worker shares with the driver since its birth is never held against it.
+Never      ends a process; `reward_nursery.py` does.
+
+Both halves need Linux (/proc); elsewhere there is no cap. Pages that nobody has mapped (a file in
+/dev/shm) are not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterable
+from types import TracebackType
+
+MIB = 2**20
+_RESERVED = 2**30
+"""Thread stacks and allocator arenas are reserved and hardly used: they may not make a modest reward fail."""
+_GROWN_UP = 2**31
+"""A worker that has grown by this much is replaced after its call, cap or no cap."""
+
+
+class OwnMemory:
+    """What this process has taken since now. As a context it lets no more be reserved than the cap allows.
+
+    Example:
+        >>> with OwnMemory(64):
+        ...     len(bytearray(8 * MIB))
+        8388608
+    """
+
+    def __init__(self, cap_mb: int) -> None:
+        self._resident, self._data = resident_bytes(os.getpid()), _data_bytes()
+        self.cap_mb = cap_mb if sys.platform == "linux" else 0
+        self._cap = self.cap_mb * MIB
+        self._before = resource.getrlimit(resource.RLIMIT_DATA)
+
+    def __enter__(self) -> OwnMemory:
+        if self._cap:
+            self._before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            ours = self._data + self._cap + _RESERVED
+            limits = [each for each in (soft, hard, ours) if each != resource.RLIM_INFINITY]
+            resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._cap:
+            # Lifted before the answer is written: a full process must still be able to say that it is full.
+            resource.setrlimit(resource.RLIMIT_DATA, self._before)
+
+    def is_heavy(self) -> bool:
+        """Whether so much was kept that a fresh process is better than waiting for the cap."""
+        grown = max(resident_bytes(os.getpid()) - self._resident, _data_bytes() - self._data)
+        return grown > min(_GROWN_UP, self._cap // 2 or _GROWN_UP)
+
+
+def excess_mb(pids: Iterable[int], cap_mb: int, started_with: int) -> int | None:
+    """MiB that these processes hold beyond `started_with` bytes, when that is more than the cap; else None.
+
+    Resident sizes are quick to read and count a page once per process. Only when they exceed the cap is each
+    page divided among those who share it, which is exact and slow.
+    """
+    members = list(pids)
+    if sum(map(resident_bytes, members)) - started_with <= cap_mb * MIB:
+        return None
+    held = sum(map(_proportional_bytes, members)) if len(members) > 1 else resident_bytes(members[0])
+    taken = held - started_with
+    return taken // MIB if taken > cap_mb * MIB else None
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process has in RAM; 0 when it has ended, or where there is no /proc."""
+    return _statm(pid, 1)
+
+
+def _data_bytes() -> int:
+    """Private memory of this process that could be written to: what RLIMIT_DATA counts, and the stack."""
+    return _statm(os.getpid(), 5)
+
+
+def _statm(pid: int, column: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[column]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Memory in RAM, each page divided by the number of processes that have it."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:"))
+    except OSError:
+        return 0

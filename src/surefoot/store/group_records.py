@@ -1,0 +1,78 @@
+"""A scored group as one journal record, and back, without losing a bit.
+
+Owns       the record's form: prompts once per group, every float as the shortest text that reads back the same.
+Promises   `read_group(group_record(g), g.task) == g`; anything else in a record is a `StateError`.
+Never      keeps the task itself: it comes from the task set, whose fingerprint the journal holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from surefoot.errors import ConfigError, StateError
+from surefoot.records import Group, Rollout, Task, Turn
+
+EVENT = "group"
+
+
+def group_record(group: Group) -> dict[str, Any]:
+    """One group as JSON data."""
+    prompts: dict[tuple[int, ...], int] = {}
+    rollouts = [
+        [r.index, r.reward, dict(r.reward_parts), r.failure, [_turn_row(turn, prompts) for turn in r.turns]]
+        for r in group.rollouts
+    ]
+    return {
+        "event": EVENT, "task": group.task.id, "group": group.id, "prompts": [list(p) for p in prompts],
+        "rollouts": rollouts,
+    }  # fmt: skip
+
+
+def read_group(record: Mapping[str, Any], tasks: Mapping[str, Task]) -> Group:
+    """Back from a record; a task that is not among `tasks`, or a record of another form, is a `StateError`."""
+    try:
+        if record["event"] != EVENT or record["task"] not in tasks:
+            raise _refused(f"event {record['event']!r}, task {record['task']!r}")
+        prompts = [tuple(_ints(row)) for row in record["prompts"]]
+        rollouts = [_rollout(record, row, prompts) for row in record["rollouts"]]
+        return Group(tasks[record["task"]], record["group"], tuple(rollouts))
+    except (KeyError, IndexError, TypeError, ValueError, ConfigError) as error:
+        raise _refused(f"{type(error).__name__}: {error}") from error
+
+
+def _turn_row(turn: Turn, prompts: dict[tuple[int, ...], int]) -> list[Any]:
+    place = prompts.setdefault(turn.prompt_ids, len(prompts))
+    return [
+        place, list(turn.completion_ids), list(turn.logprobs), turn.version, turn.finish_reason, turn.text,
+        turn.version_end,
+    ]  # fmt: skip
+
+
+def _rollout(record: Mapping[str, Any], row: Sequence[Any], prompts: Sequence[tuple[int, ...]]) -> Rollout:
+    index, reward, parts, failure, turns = row
+    return Rollout(
+        record["task"], record["group"], index, tuple(_turn(turn, prompts) for turn in turns), reward=reward,
+        reward_parts=dict(parts), failure=failure,
+    )  # fmt: skip
+
+
+def _turn(row: Sequence[Any], prompts: Sequence[tuple[int, ...]]) -> Turn:
+    place, tokens, logprobs, version, finish, text, version_end = row
+    return Turn(
+        prompts[place], tuple(_ints(tokens)), tuple(map(float, logprobs)), version, finish_reason=finish, text=text,
+        version_end=version_end,
+    )  # fmt: skip
+
+
+def _ints(values: Sequence[Any]) -> Sequence[int]:
+    if any(type(value) is not int for value in values):
+        raise ValueError("a token is not a whole number")
+    return values
+
+
+def _refused(why: str) -> StateError:
+    return StateError(
+        f"a group in the journal cannot be read: {why}"[:600], "a step repeated from it would not be the same step",
+        "use the version that wrote it, with the tasks of the run",
+    )  # fmt: skip

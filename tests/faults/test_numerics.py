@@ -1,0 +1,143 @@
+"""1,000 numbers that are none, at every place where one can come in: not one of them reaches a weight.
+
+A reward or a sampler's logprob costs its own sample: the result is, bit for bit, that of a run in which nobody could
+grade it. A loss, a gradient or a moment costs the step: nothing moves, and the guilty one is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import surefoot
+from numerics_kit import KINDS, World, inject
+
+from surefoot.envs import marks
+from surefoot.errors import SurefootError
+from surefoot.policy import learner as learner_module
+from surefoot.policy.samples import Sorted
+from surefoot.records import Group
+from surefoot.runtime import rollout as rollout_module
+
+INJECTIONS = 1000
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield World()
+    torch.set_num_threads(before)
+
+
+def run(world: World, kind: str, seed: int) -> str | None:
+    """What went wrong with one injection, as a line that repeats it; None when nothing did."""
+    try:
+        inject(world, kind, seed)
+    except (AssertionError, SurefootError) as error:
+        return f"inject(World(), {kind!r}, seed={seed}): {error}"
+    return None
+
+
+def test_a_thousand_injections_leave_every_weight_finite(world: World, record_property: Any) -> None:
+    order = [(kind, seed) for seed in range(INJECTIONS) for kind in KINDS][:INJECTIONS]
+    failures = [line for kind, seed in order if (line := run(world, kind, seed))]
+    counts = Counter(kind for kind, _ in order)
+    told = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
+    record_property("figure", f"{len(order)} numbers that are not finite ({told}): {len(failures)} reached the weights")
+    assert len(order) == INJECTIONS
+    assert min(counts.values()) >= INJECTIONS // len(KINDS)
+    assert failures == [], "\n".join(failures[:5])
+
+
+def test_the_world_moves_and_masking_any_sample_is_another_result(world: World) -> None:
+    """Otherwise equality would say nothing."""
+    results = {world.masked((task, index), "train") for task in range(2) for index in range(3)}
+    assert len(results) == 6
+    assert world.clean not in results
+
+
+# -- through the command ------------------------------------------------------------------------------
+
+GRADER = """
+def mark(prompts, completions, **columns):
+    return [{broken} if len(c) % 3 == 1 else float(len(c)) for c in completions]
+"""
+
+
+def test_a_grader_that_returns_nan_gives_the_same_weights_as_one_that_abstains(tmp_path: Path) -> None:
+    """A third of the answers, by their length; the real command, real reward processes, two steps."""
+    digests = {}
+    for name, broken in (("nan", 'float("nan")'), ("abstains", "None")):
+        (tmp_path / f"{name}.py").write_text(GRADER.format(broken=broken))
+        done = surefoot(
+            "train", "model=pebble", "tasks=builtin:sums", f'reward_funcs=["{name}.py:mark"]', "max_steps=2",
+            "max_reward_failures=1.0", "partial_groups=train", "eval_on_start=false", "eval_tasks=4",
+            "preflight_tasks=0", "max_completion_length=8", "threads=1", "learning_rate=1e-3",
+            cwd=tmp_path, run=name,
+        )  # fmt: skip
+        reason = {"nan": "nan", "abstains": "abstained"}[name]
+        assert done.metrics[0][f"failures/mark:{reason}"] > 0, done.out + done.err
+        assert all(math.isfinite(value) for line in done.metrics for value in line.values())
+        digests[name] = hashlib.sha256((done.run / "checkpoints/step_2/model.safetensors").read_bytes()).hexdigest()
+    assert digests["nan"] == digests["abstains"]
+
+
+# -- teeth --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient", "advantage in the loss", "moment"])
+def test_planted_catch_and_continue_on_nan_is_seen(kind: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every finite check of the learner is out: the step goes on, whatever the numbers are."""
+    monkeypatch.setattr(learner_module, "not_finite", lambda metrics: ())
+    monkeypatch.setattr(learner_module, "all_finite", lambda tensors: True)
+    found = [run(world, kind, seed) for seed in range(8)]
+    assert None not in found
+    assert any("was applied" in line for line in found if line), found
+
+
+@pytest.mark.parametrize("kind", ["gradient", "moment"])
+def test_planted_learner_that_forgets_the_first_of_its_two_checks_is_still_stopped_before_anything_is_saved(
+    kind: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the first check stands a second: weights that are not finite end the run."""
+    monkeypatch.setattr(learner_module, "not_finite", lambda metrics: ())
+    monkeypatch.setattr(learner_module.GRPOLearner, "_broken_memory", lambda self: ())
+    found = [run(world, kind, seed) for seed in range(8)]
+    assert None not in found
+    assert any("made weights that are not finite" in line for line in found if line), found
+
+
+def test_planted_collector_that_lets_logprobs_pass_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_module, "are_logprobs", lambda values: True)
+    assert all(run(world, "sampler logprob", seed) for seed in range(4))
+
+
+def test_planted_grader_that_makes_nan_a_zero_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "numerics_kit.judge", lambda value: marks.Mark(0.0, None) if value != value else marks.judge(value)
+    )
+    assert any(run(world, "reward", seed) for seed in range(8))
+
+
+def test_planted_sort_out_that_keeps_the_masked_sample_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollout without a verdict becomes a zero: the other siblings' baseline moves."""
+    monkeypatch.setattr("numerics_kit.sort_out", lambda groups, partial: Sorted([fill(g) for g in groups], Counter()))
+    assert all(run(world, "sampler logprob", seed) for seed in range(4))
+
+
+def fill(group: Group) -> Group:
+    """Every failed rollout gets the turn of its neighbour and reward 0."""
+    turns = next(r.turns for r in group.rollouts if r.turns)
+    rollouts = tuple(
+        r if r.reward is not None else dataclasses.replace(r, turns=r.turns or turns, reward=0.0, failure=None)
+        for r in group.rollouts
+    )
+    return dataclasses.replace(group, rollouts=rollouts)

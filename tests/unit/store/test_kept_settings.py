@@ -1,0 +1,54 @@
+"""What a run folder says about its machine and its settings holds no secret, and changes nothing else."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from surefoot.config_load import config_from_values, dump_toml
+from surefoot.errors import StateError
+from surefoot.store.environment import config_text, environment_record, refuse_hidden
+
+
+def test_credentials_in_a_config_are_hidden_and_every_other_key_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "canary-of-the-config")
+    values = {
+        "model": "https://me:pass1234@example.org/m", "tasks": "builtin:sums", "system_prompt": "say canary-of-the-config",
+        "reward_funcs": ["a.py:f", "canary-of-the-config/b.py:g"], "run_name": "plain",
+    }  # fmt: skip
+    config = config_from_values(values, source="a test", base=tmp_path).config
+    text = config_text(config)
+    kept = tomllib.loads(text)
+    assert (kept["model"], kept["system_prompt"]) == ("https://***@example.org/m", "say ***")
+    assert kept["reward_funcs"] == ["a.py:f", "***/b.py:g"]
+    assert "canary" not in text
+    assert config.model == values["model"], "the run itself uses what it was given"
+    whole = tomllib.loads(dump_toml(config))
+    assert {name for name in whole if kept[name] != whole[name]} == {"model", "system_prompt", "reward_funcs"}
+
+
+def test_a_config_of_which_a_part_was_hidden_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    values = {"model": "pebble", "tasks": "builtin:sums", "system_prompt": "ask https://me:pass1234@example.org"}
+    text = config_text(config_from_values(values, source="a test", base=tmp_path).config)
+    with pytest.raises(StateError, match="system_prompt had some"):
+        refuse_hidden(text)
+
+
+def test_a_config_without_secrets_is_kept_to_the_letter(tmp_path: Path) -> None:
+    values = {"model": "pebble", "tasks": "builtin:sums", "system_prompt": "*** three stars are no secret ***"}
+    config = config_from_values(values, source="a test", base=tmp_path).config
+    assert config_text(config) == dump_toml(config)
+    refuse_hidden(config_text(config))
+
+
+def test_the_record_of_the_machine_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "canary-of-the-machine")
+    monkeypatch.setattr("platform.platform", lambda: "Linux-canary-of-the-machine")
+    record = environment_record()
+    assert record["platform"] == "Linux-***"
+    assert "canary" not in json.dumps(record)
