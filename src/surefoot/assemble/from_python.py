@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.assemble.inputs import RewardFunction
+from surefoot.assemble.resume import load_run_config
 from surefoot.assemble.session import Outcome
+from surefoot.assemble.session import resume as resume_session
 from surefoot.assemble.session import train as run_session
 from surefoot.config_load import config_from_values
+from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.console import View, open_view
 
 
@@ -46,3 +49,18 @@ def train(
     if weights is not None:  # counted against functions and files together, where both are known
         loaded = loaded.with_config(loaded.config.model_copy(update={"reward_weights": tuple(map(float, weights))}))
     return run_session(loaded, view=view or open_view(loaded.config.max_steps), rows=rows, functions=functions)
+
+
+def resume(
+    run_dir: str | Path, *, tasks: Sequence[Mapping[str, Any]] | None = None,
+    reward_funcs: Sequence[RewardFunction] = (), view: View | None = None,
+) -> Outcome:  # fmt: skip
+    """Go on with an interrupted run; bit for bit as if it had not been interrupted.
+
+    Args:
+        tasks: the same rows again, if the run was started with rows; other ones are refused.
+        reward_funcs: the same functions again, if it was started with functions. What they scored before is kept.
+    """
+    root = Path(run_dir)
+    shown = view or open_view(load_run_config(RunFolder.open(root)).config.max_steps)
+    return resume_session(root, view=shown, rows=None if tasks is None else list(tasks), functions=reward_funcs)

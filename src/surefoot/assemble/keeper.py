@@ -2,7 +2,8 @@
 
 Owns       the order in which these are opened, rewound and closed.
 Promises   a folder that holds only a config begins at step 0; one whose journal is gone although it has trained is
-           refused, and so is a config that was edited; after `rewind` ledger, metrics and checkpoints tell of the same step.
+           refused, and so is a config that was edited; after `rewind` ledger, metrics and checkpoints tell of the
+           same step.
 Never      touches the folder without its lock.
 
 Read next: `resume.py`, which brings the learner to the same step.
