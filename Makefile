@@ -35,7 +35,7 @@ train: $(VENV)/.core ## train the built-in model
 	@$(BIN)/surefoot train
 
 test: unit integration ## every test but nightly ones; prints the counts
-	@$(COUNT) $(REPORTS)/unit.xml $(REPORTS)/side.xml $(REPORTS)/serial.xml
+	@$(COUNT) $(REPORTS)/unit.xml $(REPORTS)/side.xml $(REPORTS)/runs.xml
 
 unit: $(VENV)/.test ## tests/unit and tests/repo: small, CPU, no network
 	@$(call PYTEST,unit,-m "$(EVERY_DAY)" -n 2 tests/unit tests/repo)
@@ -43,8 +43,8 @@ unit: $(VENV)/.test ## tests/unit and tests/repo: small, CPU, no network
 
 integration: $(VENV)/.test ## tests/silent, parity, runs and faults
 	@$(call PYTEST,side,-m "$(EVERY_DAY)" -n 2 tests/silent tests/parity tests/faults)
-	@$(call PYTEST,serial,-m "$(EVERY_DAY)" tests/runs) # learning runs use both cores themselves
-	@$(COUNT) $(REPORTS)/side.xml $(REPORTS)/serial.xml
+	@$(call PYTEST,runs,-m "$(EVERY_DAY)" -n 2 --dist loadfile tests/runs)
+	@$(COUNT) $(REPORTS)/side.xml $(REPORTS)/runs.xml
 
 nightly: $(VENV)/.test ## the same, bigger, and what needs a GPU
 	@$(call PYTEST,nightly,-m "nightly or gpu" tests)

@@ -28,7 +28,7 @@ from report import Row, as_markdown, as_text, goal_met, read_rows, write_between
 HERE = Path(__file__).parent
 ORDER = (
     "startup", "plugin_startup", "check_cost", "guard_rates", "bisect_noise", "affected", "chunked_loss", "decode",
-    "end_to_end", "learning",
+    "end_to_end", "durability", "keeping", "sinks", "learning",
 )  # fmt: skip
 QUICK = {
     "startup": ["--runs", "3", "--pairs", "3", "--allow-dirty"],
@@ -40,6 +40,9 @@ QUICK = {
     "chunked_loss": ["--pairs", "1"],
     "decode": ["--batches", "1", "--tokens", "4", "--pairs", "3", "--allow-dirty"],
     "end_to_end": ["--cells", "1x2", "--pairs", "3", "--allow-dirty"],
+    "durability": ["--millions", "40", "--pairs", "3", "--allow-dirty"],
+    "keeping": ["--steps", "2", "--smollm2-steps", "0", "--allow-dirty"],
+    "sinks": ["--allow-dirty"],
     "learning": ["--seeds", "0", "max_steps=2"],
 }
 FULL = {"chunked_loss": ["--pairs", "7"]}

@@ -11,8 +11,8 @@ for, and that a run which hurts the model ends: the guard hears of every evaluat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from surefoot.config import Config
@@ -89,6 +89,8 @@ class Run:
     seconds_before: float = 0.0
     """What earlier lives of a resumed run took, up to the step it goes on from."""
     eval_seconds: float = 0.0
+    keep_seconds: float = 0.0
+    """Spent on journal, ledger and checkpoints since the last line of metrics."""
 
     @property
     def seconds(self) -> float:
@@ -107,24 +109,28 @@ def train(run: Run) -> None:
         evaluate(run)
     while run.step < config.max_steps and not halted(run):
         started, done = time.perf_counter(), run.step % passes
-        batch = run.books.draw(run.step - done + 1, config.tasks_per_step)
+        with keeping(run):
+            batch = run.books.draw(run.step - done + 1, config.tasks_per_step)
         groups = collect(run, batch)  # collect
         if run.hooks.stop() and batch.groups is None:  # nothing has changed yet: the batch is played again
             raise StopRequested
         collected = time.perf_counter()
         samples = prepare(run, groups, again=done > 0)  # sort out, weigh
-        run.books.keep(batch, groups)  # from here on this step can be repeated
+        with keeping(run):
+            run.books.keep(batch, groups)  # from here on this step can be repeated
+        ready = time.perf_counter()
         for iteration in range(done, passes):
             last = iteration == passes - 1
             metrics = learn(run, samples, iteration)  # pack, learn
             learned = time.perf_counter()
             if last:
                 metrics |= publish(run)  # publish
-            metrics |= group_metrics(groups) | run.lost | _timing(groups, started, collected, learned)
+            metrics |= group_metrics(groups) | run.lost | _timing(groups, started, collected - started, learned - ready)
             log(run, metrics, groups)  # log
-            started = collected = time.perf_counter()  # a further pass over the same rollouts collects nothing
+            started = collected = ready = time.perf_counter()  # a further pass over the same rollouts collects nothing
             if last:
-                run.books.settle(batch, run.step, fates(run, groups, samples))
+                with keeping(run):
+                    run.books.settle(batch, run.step, fates(run, groups, samples))
             if evaluation_due(run):
                 evaluate(run)  # judge
             finish_step(run)
@@ -210,6 +216,7 @@ def learn(run: Run, samples: Sequence[TrainSample], iteration: int) -> Metrics:
 def log(run: Run, metrics: Metrics, groups: Sequence[Group]) -> None:
     """Write the step's numbers on the logging cadence, and the rollouts always."""
     failpoint("loop.before_log")
+    metrics["timing/keep"], run.keep_seconds = run.keep_seconds, 0.0
     run.last_metrics = metrics
     run.between.step(metrics)
     if run.config.save_rollouts:
@@ -257,7 +264,8 @@ def finish_step(run: Run) -> None:
     every = run.config.save_steps
     is_best = run.config.save_best and run.best is not None and run.best[0] == run.step
     if is_best or (every and run.step % every == 0) or run.hooks.due():
-        run.hooks.save(run.step)
+        with keeping(run):
+            run.hooks.save(run.step)
     obey(run)
     if run.hooks.stop() and not halted(run):
         raise StopRequested
@@ -299,17 +307,27 @@ def keep_best(run: Run) -> None:
         run.best = (run.step, value)
 
 
+@contextmanager
+def keeping(run: Run) -> Iterator[None]:
+    """What durability costs is measured where it is paid."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        run.keep_seconds += time.perf_counter() - started
+
+
 def halted(run: Run) -> bool:
     """Whether the guard has called for the end."""
     return run.guard is not None and run.guard.should_halt()
 
 
-def _timing(groups: Sequence[Group], started: float, collected: float, learned: float) -> Metrics:
+def _timing(groups: Sequence[Group], started: float, collecting: float, learning: float) -> Metrics:
     now = time.perf_counter()
     tokens = sum(r.sampled_tokens for g in groups for r in g.rollouts)
     return {
-        "timing/collect": collected - started,
-        "timing/learn": learned - collected,
+        "timing/collect": collecting,
+        "timing/learn": learning,
         "step_time": now - started,
         "tokens_per_second": tokens / max(now - started, 1e-9),
     }

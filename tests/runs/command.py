@@ -50,6 +50,8 @@ def surefoot(
         else [sys.executable, str(ROOT / "tests/runs/planted.py"), planted]
     )
     where = [f"output_dir={run}"] if words and words[0] == "train" and run else []
+    if where and not any(word.startswith(("threads=", "device=")) for word in words):
+        where.append("threads=1")  # two of these run side by side
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),

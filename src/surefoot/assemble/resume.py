@@ -18,6 +18,7 @@ from surefoot.store.failpoints import failpoint
 from surefoot.store.retention import Found, checkpoints_by_step, newest_good, set_aside
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.console import View
+from surefoot.tracking.log import read_metrics
 
 if TYPE_CHECKING:
     from surefoot.assemble.build import Parts
@@ -48,8 +49,10 @@ def go_on(run: Run, parts: Parts, keeper: Keeper, view: View) -> None:
     _set_damaged_aside(keeper.folder, found, run.step, view)
     logged = [step for step in range(1, run.step + 1) if logging_due(run.config, step)]
     repeated = keeper.rewind(run.step, evaluated=run.last_eval_step, passes=run.config.num_iterations, logged=logged)
-    again = f"; {repeated} journaled batches are learned from again, not generated" if repeated else ""
-    view.note([f"resumed after step {run.step} of {run.config.max_steps}{again}"])
+    what = "1 journaled batch is" if repeated == 1 else f"{repeated} journaled batches are"
+    again = f"; {what} learned from again, not generated" if repeated else ""
+    rows = read_metrics(keeper.folder.metrics) if keeper.folder.metrics.exists() else []
+    view.resumed(f"resumed after step {run.step} of {run.config.max_steps}{again}", rows)
 
 
 def _set_damaged_aside(folder: RunFolder, found: Found, step: int, view: View) -> None:

@@ -21,7 +21,9 @@ PLAIN = (
     "at_start", "eval_seconds",
 )  # fmt: skip
 CAPTURED = frozenset({*PLAIN, "diversity", "guard", "between", "best", "seconds_before"})
-DERIVED = frozenset({"config", "runtime", "learner", "codec", "books", "heldout", "hooks", "heldout_metric", "began"})
+DERIVED = frozenset(
+    {"config", "runtime", "learner", "codec", "books", "heldout", "hooks", "heldout_metric", "began", "keep_seconds"}
+)
 KEYS = CAPTURED | {"journal"}
 
 

@@ -50,6 +50,12 @@ class RichView:
         self._live = Live(self._frame(), console=self.console, refresh_per_second=4, transient=True)
         self._live.start()
 
+    def resumed(self, line: str, rows: Sequence[Mapping[str, float]]) -> None:
+        """Print from where, and begin with the curves so far."""
+        self.history.resumed(rows)
+        self._print(line)
+        self._redraw()
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Redraw with the step's numbers."""
         self.history.step(step, metrics)

@@ -55,6 +55,9 @@ class View(Protocol):
     def start(self, plan_lines: Sequence[str]) -> None:
         """The plan, before anything is computed."""
 
+    def resumed(self, line: str, rows: Sequence[Mapping[str, float]]) -> None:
+        """The run goes on: from where, and the lines of metrics.jsonl that were written before."""
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One optimiser step was logged."""
 
@@ -97,6 +100,16 @@ class History:
         if "reward" in metrics:
             self.rewards.append(metrics["reward"])
 
+    def resumed(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Take in what an earlier life of the run was shown; its pace is not that of this one."""
+        for row in rows:
+            if any(name.startswith("eval_") for name in row):
+                self.evaluated(row)
+            else:
+                self.step(int(row["step"]), row)
+        self.last.pop("step", None)
+        self._first = None
+
     def evaluated(self, metrics: Mapping[str, float]) -> None:
         """Take in one evaluation."""
         self.last |= metrics
@@ -133,6 +146,11 @@ class PlainView:
     def start(self, plan_lines: Sequence[str]) -> None:
         """Print the plan."""
         self._lines(plan_lines)
+
+    def resumed(self, line: str, rows: Sequence[Mapping[str, float]]) -> None:
+        """Print from where."""
+        self.history.resumed(rows)
+        self._lines([line])
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the step's line: `step   7/150  reward 0.5  kl 0.01 ...`."""

@@ -186,3 +186,15 @@ def test_the_batch_arithmetic_multiplies() -> None:
     assert "100 tasks x 1 answers" in text, "no more than there are"
     assert "1,095,680 parameters" in text
     assert "target reward >= 1.0" in text
+
+
+def test_a_resumed_run_shows_the_whole_run_and_not_only_its_last_life() -> None:
+    stream = io.StringIO()
+    view = PlainView(4, stream)
+    rows = [{"step": 0, "eval_accuracy": 0.1}, {"step": 1, "reward": 0.25, "num_tokens": 10.0, "step_time": 99.0}]
+    view.resumed("resumed after step 1 of 4", rows)
+    assert view.history.left == "-", "the pace of an earlier life, perhaps on another machine, is not ours"
+    view.step(2, {"reward": 0.5, "num_tokens": 5.0})
+    assert stream.getvalue().splitlines()[0] == "resumed after step 1 of 4"
+    assert (view.history.rewards, view.history.accuracies, view.history.tokens) == ([0.25, 0.5], [0.1], 15.0)
+    assert "step" not in view.history.last
