@@ -7,11 +7,12 @@ Read next: `buffer.py`, which moves these about.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from surefoot.errors import ConfigError, InvariantError, StateError
+from surefoot.errors import ConfigError, InvariantError, StalledError, StateError
 from surefoot.records import Group, Task
 from surefoot.store.group_records import group_record, read_group
 from surefoot.store.ledger_records import Balance, Item, count, read_item
@@ -194,6 +195,13 @@ def require_whole(name: str, value: int, least: int) -> None:
         )
 
 
+def require_wait(wait_s: float) -> float:
+    """Refuse a wait that has no end."""
+    if not 0 <= wait_s < math.inf:
+        raise ConfigError(f"wait_s is {wait_s}", "every wait has an end", "seconds, from 0 (do not wait) on")
+    return wait_s
+
+
 def broken(what: str) -> InvariantError:
     """The buffer is used in a way that would lose or repeat work."""
     return InvariantError(what, "a group would be lost, or trained on twice or too late", "this is a bug of the caller")
@@ -205,3 +213,13 @@ def refused(why: str) -> StateError:
         f"the buffer's state cannot be read: {why}"[:600], "groups would be lost, or trained on twice",
         "use the state, the weights and the settings of one checkpoint",
     )  # fmt: skip
+
+
+def stalled(what: str, tally: Tally, max_size: int, version: int) -> StalledError:
+    """A wait has come to its end."""
+    return StalledError(
+        f"waited in vain for {what}: {tally.waiting} wait, {tally.in_hand} are in hand, max_size is {max_size}, the "
+        f"trainer is at version {version}",
+        "the other side of the buffer has stopped, or is slower than it was given time for",
+        "look at what it does; mark_done says that no more will come, settle makes room",
+    )

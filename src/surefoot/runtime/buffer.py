@@ -1,0 +1,300 @@
+"""Where scored groups wait between sampling and training.
+
+Owns       groups from "delivered" to "settled", oldest first, and the count of what became of them.
+Promises   a batch has exactly the groups that were asked for, or it is the last of its epoch; none of them is more than
+           `max_staleness` versions old, by a look after the last wait and by `recheck` before the learner gets it; a
+           group is read at most `max_reads` times; put = used + wasted + filtered + failed + left, always.
+Never      drops a group in silence, waits without an end, scores, packs, or looks at the clock on the wall.
+
+    put --> waiting --take(n, version)--> in hand --settle--> used, filtered, failed
+     |       |   ^                         |   |
+    full     |   +------ one more read ----|---+
+             +---------- too old ----------+--> wasted: `Aged.back` goes to the front of the ledger's queue
+
+One consumer, any number of producers. The ledger hears of a delivery before `put`, and that an item is trained,
+dropped or back after the buffer has let go of it. Whoever has told it one of these then says `end_if_all_is_in`: the
+last one to say so is right.
+
+Read next: `store/ledger.py`, whose items these are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from surefoot.errors import ConfigError
+from surefoot.records import Group, Task
+from surefoot.runtime.buffer_records import (
+    FATES,
+    FORMAT,
+    Aged,
+    Fate,
+    Put,
+    Taken,
+    Tally,
+    Waiting,
+    all_is_in,
+    broken,
+    read_state,
+    refused,
+    require_own_group,
+    require_wait,
+    require_whole,
+    stalled,
+    waiting_row,
+)
+from surefoot.store.ledger_records import Balance, Item
+
+__all__ = ["Aged", "Fate", "GroupBuffer", "Put", "Taken", "Tally", "Waiting", "all_is_in"]
+
+_SLICE_S = 3600.0  # the longest single sleep of a wait: no platform's lock refuses it
+
+
+class GroupBuffer:
+    """The queue between those who sample and the one who trains.
+
+    Args:
+        max_size: groups that may be here at once, waiting or in hand; at least the size of a batch, and twice that
+            for sampling to go on while a batch is trained on.
+        max_staleness: versions that may lie between sampling and training; 0 trains on the newest weights' work only.
+        max_reads: how often one group may be trained on.
+
+    Example:
+        >>> from surefoot.records import Rollout, Turn
+        >>> task = Task(id="sums/1+1", prompt="1+1=")
+        >>> group = Group(task, "0", (Rollout(task.id, "0", 0, (Turn((1, 5), (9, 2), (-0.1, -0.2), 3),), 1.0),))
+        >>> buffer = GroupBuffer(max_size=4, max_staleness=1)
+        >>> buffer.put(Item("sums/1+1", 0), 3, group)
+        'kept'
+        >>> buffer.take(1, version=5)  # two versions old: it goes back to the queue
+        Taken(batch=(), aged=Aged(back=(Item(task='sums/1+1', occurrence=0),), spent=()), version=5, partial=False)
+    """
+
+    def __init__(self, *, max_size: int, max_staleness: int, max_reads: int = 1) -> None:
+        require_whole("max_size", max_size, 1)
+        require_whole("max_staleness", max_staleness, 0)
+        require_whole("max_reads", max_reads, 1)
+        self.max_size, self.max_staleness, self.max_reads = max_size, max_staleness, max_reads
+        self._changed = threading.Condition()
+        self._waiting: OrderedDict[Item, Waiting] = OrderedDict()
+        self._hand: OrderedDict[Item, Waiting] = OrderedDict()
+        self._version = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Everything that is counted per epoch, at nothing."""
+        self._done, self._put, self._reads = False, 0, 0
+        self._fates: Counter[str] = Counter()
+
+    # -- producers ------------------------------------------------------------------
+
+    def put(self, item: Item, version: int, group: Group, *, wait_s: float = 0.0) -> Put:
+        """Bring one scored group; with `wait_s`, wait that long for room, then raise a `StalledError`.
+
+        Args:
+            version: the oldest weights that took part; newer than the group's own tokens say is refused.
+        """
+        require_own_group(item, version, group)
+        deadline = time.monotonic() + require_wait(wait_s)
+        with self._changed:
+            while True:
+                self._refuse_put(item)
+                if len(self._waiting) + len(self._hand) < self.max_size:
+                    break
+                if not wait_s:
+                    return "full"
+                self._wait(deadline, f"room for {item}")
+            self._waiting[item] = Waiting(item, version, self.max_reads, group)
+            self._put += 1
+            self._changed.notify_all()
+        return "kept"
+
+    def mark_done(self) -> None:
+        """No more will come in this epoch; a group that ages after this takes it back, for it will be played again."""
+        with self._changed:
+            self._done = True
+            self._changed.notify_all()
+
+    def end_if_all_is_in(self, balance: Balance) -> bool:
+        """`mark_done` if the ledger and the buffer agree that nothing more can come; whether they do.
+
+        Nobody may change the ledger between `balance()` and the return of this: hold its lock around both. Nothing
+        ages in between either, which is why this is not left to the caller.
+        """
+        with self._changed:
+            if ended := all_is_in(balance, self._tally()):
+                self.mark_done()
+            return ended
+
+    # -- the consumer ---------------------------------------------------------------
+
+    def take(self, n: int, version: int, *, wait_s: float = 0.0) -> Taken | None:
+        """The `n` oldest groups that are fresh enough, or none of them; None at the end of the epoch.
+
+        It returns as soon as something has aged, with or without a batch: the item has to go back to the queue before
+        anybody can bring it again. With `wait_s` it waits that long for enough, then raises a `StalledError`.
+        """
+        require_whole("n", n, 1)
+        deadline = time.monotonic() + require_wait(wait_s)
+        with self._changed:
+            self._refuse_take(n)
+            self._advance(version)
+            while True:
+                aged = self._evict(self._waiting)  # after every wait: the version moves while the batch fills
+                enough = len(self._waiting) >= n
+                if enough or self._done or aged or not wait_s:
+                    return self._form(n, enough, aged)
+                self._wait(deadline, f"{n} groups")
+
+    def recheck(self, version: int) -> Aged:
+        """Look at the groups in hand once more, when their batch goes to the learner; what aged is no longer in hand.
+
+        Call it whenever the version may have moved since `take`: before each step, when one take feeds several.
+        """
+        with self._changed:
+            self._advance(version)
+            return self._evict(self._hand)
+
+    def settle(self, items: Iterable[Item], fate: Fate) -> None:
+        """Say what became of groups in hand. One that was used and may be read again goes to the end of the queue."""
+        named = tuple(items)
+        if fate not in get_args(Fate):
+            raise ConfigError(f"no fate is called {fate!r}", "it would be counted nowhere", f"one of {get_args(Fate)}")
+        with self._changed:
+            strange = [str(item) for item, times in Counter(named).items() if times > 1 or item not in self._hand]
+            if strange:
+                raise broken(f"cannot settle {', '.join(strange[:5])}: not in hand, or named twice")
+            for item in named:
+                self._settle(self._hand.pop(item), fate)
+            self._changed.notify_all()
+
+    def advance(self, version: int) -> None:
+        """The trainer has a new version; for a trainer that does not itself take."""
+        with self._changed:
+            self._advance(version)
+            self._changed.notify_all()
+
+    def new_epoch(self) -> tuple[Tally, Aged]:
+        """Begin again from nothing: the former epoch's tally, and what was left waiting, which is the caller's now."""
+        with self._changed:
+            if self._hand:
+                raise broken(f"a new epoch with {len(self._hand)} groups in hand: they would count in the wrong one")
+            tally, left = self._tally(), Aged.of(self._waiting.values())
+            self._waiting.clear()
+            self._begin()
+            self._changed.notify_all()
+        return tally, left
+
+    # -- questions ------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """The newest version of the trainer that the buffer was told of."""
+        return self._version
+
+    def tally(self) -> Tally:
+        """What became of everything so far in this epoch; raises an `InvariantError` unless it adds up."""
+        with self._changed:
+            tally = self._tally()
+        if tally.lost:
+            raise broken(f"{tally} does not add up: {tally.lost} lost")
+        return tally
+
+    # -- as data --------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything as JSON data. What is in hand is not settled, so it waits again, in front, when this is loaded."""
+        with self._changed:
+            entries = (*self._hand.values(), *self._waiting.values())
+            counts = {
+                "format": FORMAT, "max_reads": self.max_reads, "version": self._version, "done": self._done,
+                "put": self._put, "reads": self._reads, "fates": {fate: self._fates[fate] for fate in FATES},
+            }  # fmt: skip
+        return counts | {"waiting": [waiting_row(w) for w in entries]}  # long, so without the lock: they never change
+
+    def load_state_dict(self, state: Mapping[str, Any], tasks: Mapping[str, Task], version: int) -> Aged:
+        """Go on from `state_dict`; what is too old for `version` is returned. Anything odd is a `StateError`.
+
+        More groups than `max_size` are all kept: there is no room for new ones until they are trained on.
+        """
+        with self._changed:
+            if self._put or self._waiting or self._hand:
+                raise broken("cannot load a state into a buffer that is in use")
+            require_whole("version", version, 0)
+            loaded = read_state(state, tasks, self.max_reads)
+            if version < loaded.version:
+                raise refused(f"it has seen version {loaded.version}, and the weights are of version {version}")
+            self._waiting.update((w.item, w) for w in loaded.waiting)
+            self._done, self._put, self._reads = loaded.done, loaded.put, loaded.reads
+            self._fates = Counter(loaded.fates)
+            self._version = version
+            self._changed.notify_all()
+            return self._evict(self._waiting)
+
+    # -- how; the lock is held ------------------------------------------------------
+
+    def _refuse_put(self, item: Item) -> None:
+        if self._done:
+            raise broken(f"{item} was put after mark_done")
+        if item in self._waiting or item in self._hand:
+            raise broken(f"{item} is here already")
+
+    def _refuse_take(self, n: int) -> None:
+        """More than can ever be here at once is refused now, not when the wait has ended."""
+        if n + len(self._hand) > self.max_size:
+            raise broken(f"max_size is {self.max_size}: with {len(self._hand)} in hand, {n} more can never be here")
+
+    def _advance(self, version: int) -> None:
+        """An older version than the newest is old news, not a step back."""
+        require_whole("version", version, 0)
+        self._version = max(self._version, version)
+
+    def _evict(self, where: OrderedDict[Item, Waiting]) -> Aged:
+        oldest = self._version - self.max_staleness
+        aged = Aged.of(w for w in where.values() if w.version < oldest)
+        for item in (*aged.back, *aged.spent):
+            del where[item]
+        self._fates["wasted"] += len(aged.back)
+        self._fates["used"] += len(aged.spent)
+        self._done = self._done and not aged.back  # they will be played again, so more will come
+        if aged:
+            self._changed.notify_all()
+        return aged
+
+    def _form(self, n: int, enough: bool, aged: Aged) -> Taken | None:
+        size = n if enough else len(self._waiting) if self._done else 0
+        batch = tuple(self._waiting.popitem(last=False)[1] for _ in range(size))
+        self._hand.update((w.item, w) for w in batch)
+        if self._done and not batch and not aged:
+            if any(w.reads_remaining > 1 for w in self._hand.values()):
+                raise broken(f"the last {len(self._hand)} groups are in hand and may be read again: settle them first")
+            return None
+        return Taken(batch, aged, self._version, partial=0 < size < n)
+
+    def _settle(self, entry: Waiting, fate: Fate) -> None:
+        used = fate == "used"
+        self._reads += used
+        if used and entry.reads_remaining > 1:
+            left = entry.reads_remaining - 1
+            self._waiting[entry.item] = entry._replace(reads_remaining=left, read=entry.read + 1)
+        else:
+            self._fates["used" if entry.read else fate] += 1
+
+    def _tally(self) -> Tally:
+        left = [*self._waiting.values(), *self._hand.values()]
+        fates = {fate: self._fates[fate] for fate in FATES}
+        versions = dict(sorted(Counter(w.version for w in left).items()))
+        return Tally(
+            put=self._put, **fates, waiting=len(self._waiting), in_hand=len(self._hand), reads=self._reads,
+            unread=sum(not w.read for w in left), versions=versions,
+        )  # fmt: skip
+
+    def _wait(self, deadline: float, what: str) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise stalled(what, self._tally(), self.max_size, self._version)
+        self._changed.wait(min(left, _SLICE_S))
