@@ -24,7 +24,7 @@ COUNT = $(BIN)/python scripts/count_tests.py --results $(REPORTS)/results.jsonl
 # What needs a GPU is not left out: it is skipped where there is none, and counted.
 EVERY_DAY := not nightly
 
-.PHONY: help setup train test unit integration nightly check bench clean
+.PHONY: help setup train test unit integration faults nightly check bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -45,6 +45,14 @@ integration: $(VENV)/.test ## tests/silent, parity, runs and faults
 	@$(call PYTEST,side,-m "$(EVERY_DAY)" -n 2 tests/silent tests/parity tests/faults)
 	@$(call PYTEST,runs,-m "$(EVERY_DAY)" -n 2 --dist loadfile tests/runs)
 	@$(COUNT) $(REPORTS)/side.xml $(REPORTS)/runs.xml
+
+KILLS := kills every_failpoint resume_steps resume_refusals disk_faults two_drivers planted_losses stop_signals \
+	stalls descendants numerics out_of_memory reward_kinds reward_memory config_typos secrets sinks clocks \
+	store_kills store_simulator checkpoint_faults
+faults: $(VENV)/.test ## kill -9, full disk, EIO, NaN and bad rewards, in full; then the table of docs/reliability.md
+	@$(call PYTEST,faults,-m "nightly or not nightly" -n 2 $(KILLS:%=tests/faults/test_%.py))
+	@$(COUNT) $(REPORTS)/faults.xml
+	@$(BIN)/python scripts/reliability_table.py
 
 nightly: $(VENV)/.test ## the same, bigger, and what needs a GPU
 	@$(call PYTEST,nightly,-m "nightly or gpu" tests)

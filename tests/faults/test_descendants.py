@@ -53,7 +53,7 @@ BUSY = Case(
     "with children", {"reward_funcs": ["family.py:grade"], "eval_metric": None, "max_steps": 4, "reward_workers": 2}
 )
 HANGING = Case(
-    "reward call in progress", {"reward_funcs": ["family.py:hang"], "reward_timeout_s": 300.0, "reward_workers": 2}
+    "reward call in progress", {"reward_funcs": ["family.py:hang"], "reward_timeout_s": 200.0, "reward_workers": 2}
 )
 
 
