@@ -93,6 +93,17 @@ def test_a_hog_fails_alone_and_is_told_the_figures(hog: Callable[[], Any]) -> No
     assert hog.__name__ in story, "the story says where"
 
 
+def test_a_large_driver_hides_no_hog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the pool was forked from is not the child's: a program that a reward starts has nothing of ours."""
+    ballast = bytearray(b"x") * (2 * HOARD * MIB)
+    marks, _ = outcome(in_a_child)
+    assert marks[1] == Mark(None, "died")
+    monkeypatch.setattr("surefoot.envs.memory_cap._inherited", lambda members, started_with: started_with)
+    marks, _ = outcome(in_a_child, deadline_s=3.0)
+    assert marks[1] == Mark(None, "timeout"), "planted: the whole of us is taken off, and the hog is not seen"
+    assert len(ballast) == 2 * HOARD * MIB
+
+
 def test_one_absurd_allocation_is_a_memory_error_with_its_line() -> None:
     marks, story = outcome(lambda: bytearray(2**42))
     assert marks == [Mark(GOOD, None), Mark(None, "raised"), Mark(GOOD, None)]

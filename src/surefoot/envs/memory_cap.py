@@ -60,17 +60,32 @@ class OwnMemory:
 
 
 def excess_mb(pids: Iterable[int], cap_mb: int, started_with: int) -> int | None:
-    """MiB that these processes hold beyond `started_with` bytes, when that is more than the cap; else None.
+    """MiB that these processes hold beyond what they were born with, when that is more than the cap; else None.
 
     Resident sizes are quick to read and count a page once per process. Only when they exceed the cap is each
     page divided among those who share it, which is exact and slow.
+
+    Args:
+        started_with: bytes that the first of them shared with us, who forked it, at its birth.
     """
     members = list(pids)
-    if sum(map(resident_bytes, members)) - started_with <= cap_mb * MIB:
+    if sum(map(resident_bytes, members)) <= cap_mb * MIB:
         return None
-    held = sum(map(_proportional_bytes, members)) if len(members) > 1 else resident_bytes(members[0])
-    taken = held - started_with
+    if len(members) == 1:
+        taken = resident_bytes(members[0]) - started_with
+    else:
+        taken = sum(map(_proportional_bytes, members)) - _inherited(members, started_with)
     return taken // MIB if taken > cap_mb * MIB else None
+
+
+def _inherited(members: Iterable[int], started_with: int) -> int:
+    """The part of our own memory that is on their account: as much of each shared page as is on ours.
+
+    A process that runs another program has nothing of ours; it is known by its stack, which begins elsewhere.
+    """
+    ours = os.getpid()
+    forked = sum(_start_of_stack(pid) == _start_of_stack(ours) for pid in members)
+    return min(started_with, forked * _proportional_bytes(ours))
 
 
 def resident_bytes(pid: int) -> int:
@@ -89,6 +104,14 @@ def _statm(pid: int, column: int) -> int:
             return int(file.read().split()[column]) * resource.getpagesize()
     except (OSError, IndexError):
         return 0
+
+
+def _start_of_stack(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[25]
+    except (OSError, IndexError):
+        return b""
 
 
 def _proportional_bytes(pid: int) -> int:
