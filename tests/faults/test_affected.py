@@ -110,6 +110,7 @@ def test_names_win_and_an_empty_match_is_not_a_pass(toy: Toy) -> None:
     assert len(rebuilt.ran) == 4
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 def test_workers_of_xdist_record_and_agree(toy: Toy) -> None:
     quick = ["-n", "2", "--deselect", "tests/test_toy.py::test_pool"]
     first = toy.pytest(*quick, plugins=("xdist.plugin",))

@@ -98,6 +98,7 @@ def needs(words: list[str], reason: str) -> None:
 STRACE = (["strace", "-o", "/dev/null", "true"], "needs strace with the right to trace")
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 def test_a_fault_at_every_write_sync_and_rename_leaves_a_good_checkpoint(tmp_path: Path) -> None:
     needs(*STRACE)
     done = program("checkpoint_breaker.py", "inject", str(tmp_path / "run"), "--every", "2")
@@ -112,6 +113,7 @@ def test_a_fault_at_every_write_sync_and_rename_leaves_a_good_checkpoint(tmp_pat
     assert all("exit 0, not 74" in line for line in report["planted"])
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 def test_a_disk_too_small_by_any_amount_leaves_a_good_checkpoint(tmp_path: Path) -> None:
     needs(["unshare", "-Urm", "true"], "needs user and mount namespaces")
     done = program("checkpoint_breaker.py", "full-disk", str(tmp_path / "disk"), under=("unshare", "-Urm"))

@@ -166,6 +166,7 @@ def test_a_run_is_the_same_when_the_clock_jumps_an_hour_at_every_look(bench: Ben
     assert checkpoints(folder) == checkpoints(plain), "an hour that never was asks for no save"
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 def test_a_run_that_was_killed_goes_on_the_same_an_hour_before_it_began(bench: Bench, plain: Path) -> None:
     """The lock, the journal and the newest checkpoint all seem to be from the future, and in the wrong order."""
     folder = bench.killed(PLAIN, "loop.before_log=kill@5").folder
@@ -181,6 +182,7 @@ def test_a_run_that_was_killed_goes_on_the_same_an_hour_before_it_began(bench: B
     assert f"step {int(saved[-1].name.removeprefix('step_'))}" in ended.stdout, "it went on from the newest step"
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 def test_planted_deadline_on_the_wall_is_caught(bench: Bench) -> None:
     """Teeth: rewards that have an hour less than nothing to answer, whenever the clock jumps."""
     folder = bench.folder(Case("wall", {"max_steps": 2}))

@@ -191,6 +191,7 @@ def test_the_kernels_own_refusal_of_every_call_of_a_save_costs_nothing(
     note(record_property, "kill, ENOSPC, EIO by strace at calls of one save", tried, "all of them")
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 def test_the_kernels_own_refusal_of_some_calls_of_a_save_costs_nothing(
     bench: Bench, record_property: Callable[[str, object], None]
 ) -> None:

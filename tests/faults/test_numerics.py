@@ -26,8 +26,6 @@ from surefoot.policy.samples import Sorted
 from surefoot.records import Group
 from surefoot.runtime import rollout as rollout_module
 
-INJECTIONS = 1000
-
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
@@ -46,14 +44,15 @@ def run(world: World, kind: str, seed: int) -> str | None:
     return None
 
 
-def test_a_thousand_injections_leave_every_weight_finite(world: World, record_property: Any) -> None:
-    order = [(kind, seed) for seed in range(INJECTIONS) for kind in KINDS][:INJECTIONS]
+@pytest.mark.parametrize("injections", [200, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_injections_leave_every_weight_finite(world: World, injections: int, record_property: Any) -> None:
+    order = [(kind, seed) for seed in range(injections) for kind in KINDS][:injections]
     failures = [line for kind, seed in order if (line := run(world, kind, seed))]
     counts = Counter(kind for kind, _ in order)
     told = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)
     record_property("figure", f"{len(order)} numbers that are not finite ({told}): {len(failures)} reached the weights")
-    assert len(order) == INJECTIONS
-    assert min(counts.values()) >= INJECTIONS // len(KINDS)
+    assert len(order) == injections
+    assert min(counts.values()) >= injections // len(KINDS)
     assert failures == [], "\n".join(failures[:5])
 
 
@@ -72,6 +71,7 @@ def mark(prompts, completions, **columns):
 """
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 def test_a_grader_that_returns_nan_gives_the_same_weights_as_one_that_abstains(tmp_path: Path) -> None:
     """A third of the answers, by their length; the real command, real reward processes, two steps."""
     digests = {}

@@ -75,6 +75,7 @@ def test_a_run_that_runs_out_of_memory_once_finishes_and_its_log_says_so(tmp_pat
     assert "memory ran out at version 1" in done.out + done.err
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 @pytest.mark.parametrize(
     ("where", "said"),
     [("learner.before_forward", "after 3 of 3 halvings"), ("learner.after_step", "inside the optimiser's step")],

@@ -74,6 +74,7 @@ def test_a_run_survives_rewards_that_die_hang_hoard_and_shout(tmp_path: Path) ->
     assert "xxxx" not in ran.out + ran.err
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 def test_a_run_that_allows_no_failures_stops_with_4_and_tells_the_story_of_each_kind(tmp_path: Path) -> None:
     ran = train(tmp_path, reward_funcs=["r.py:f"])
     assert ran.code == 4, ran.err
@@ -92,6 +93,7 @@ def test_the_audit_refuses_a_reward_that_changes_its_mind_with_4(tmp_path: Path)
     assert not ran.run.exists()
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 def test_equal_rewards_give_no_gradient_and_no_nan(tmp_path: Path) -> None:
     ran = train(tmp_path, reward_funcs=["r.py:constant"])
     (step,) = ran.metrics

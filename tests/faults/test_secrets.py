@@ -162,6 +162,7 @@ def test_a_run_whose_reward_prints_everything_keeps_no_secret(place: Path) -> No
     assert wide_open(ran.run) == []
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 @pytest.mark.parametrize("functions", [["failing", "odd"], ["dying"]], ids="-".join)
 def test_a_run_that_fails_with_secrets_in_its_hands_names_none(place: Path, functions: list[str]) -> None:
     ran = train(place, "train", f"reward_funcs={[f'r.py:{name}' for name in functions]}")

@@ -298,6 +298,7 @@ TINY = [
 ]  # fmt: skip
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 @pytest.mark.config_key("report_to")
 def test_a_run_reports_to_tensorboard_and_does_not_notice_that_wandb_hangs(tmp_path: Path) -> None:
     path = with_path(put_stand_in(tmp_path), ROOT / "src")

@@ -55,6 +55,7 @@ def test_a_run_that_is_stuck_in_this_stage_ends_with_76_and_shows_where(bench: B
     bench.check(CASE, folder, bench.resume(folder))
 
 
+@pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day
 @pytest.mark.config_key("stall_timeout_s")
 def test_the_same_pause_is_a_stall_under_a_short_limit_and_none_under_a_long_one(bench: Bench) -> None:
     assert held(bench, "loop.before_log", 2 * LIMIT_S)[0].code == 76

@@ -13,6 +13,9 @@ import pytest
 from command import ROOT, Ran, surefoot
 
 pytestmark = pytest.mark.slow
+ON_STAGE = (
+    pytest.mark.nightly
+)  # more than a minute of two cores; tests/runs/test_guard.py shows the same, small, every day
 CALL_SITE = "    run.last_eval |= fold(run)\n"
 
 
@@ -22,6 +25,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
     return surefoot("demo", "hack", "--quick", "--out", "both runs", cwd=home), home / "both runs"
 
 
+@ON_STAGE
 def test_both_halves_go_as_described(shown: tuple[Ran, Path]) -> None:
     ran, _ = shown
     assert ran.code == 0, ran.out + ran.err
@@ -32,6 +36,7 @@ def test_both_halves_go_as_described(shown: tuple[Ran, Path]) -> None:
     assert "PASS  both runs are in" in ran.out
 
 
+@ON_STAGE
 def test_the_numbers_on_the_screen_are_those_of_the_run_folders(shown: tuple[Ran, Path]) -> None:
     ran, folder = shown
     unguarded, guarded = Ran(0, "", "", folder / "unguarded"), Ran(79, "", "", folder / "guarded")
@@ -44,6 +49,7 @@ def test_the_numbers_on_the_screen_are_those_of_the_run_folders(shown: tuple[Ran
     assert (folder / "guarded" / guarded.verdict["best"]["checkpoint"] / "manifest.json").is_file()
 
 
+@ON_STAGE
 def test_progress_is_visible_while_it_runs(shown: tuple[Ran, Path]) -> None:
     ran, folder = shown
     evaluations = [row for row in Ran(0, "", "", folder / "unguarded").metrics if "eval_accuracy" in row]
@@ -51,6 +57,7 @@ def test_progress_is_visible_while_it_runs(shown: tuple[Ran, Path]) -> None:
     assert len([line for line in first_half.splitlines() if line.strip().startswith("step ")]) == len(evaluations)
 
 
+@ON_STAGE
 def test_a_second_demo_does_not_touch_the_first(shown: tuple[Ran, Path]) -> None:
     _, folder = shown
     again = surefoot("demo", "hack", "--quick", "--out", str(folder), cwd=folder.parent)

@@ -44,8 +44,11 @@ def test_evaluating_the_run_again_gives_the_same_accuracy(learned: Ran) -> None:
 
 @pytest.mark.parametrize(
     ("planted", "extra"),
-    [(None, ["learning_rate=0"]), ("shuffle_rewards", []), ("flip_advantages_after_checks", [])],
-    ids=["learning_rate_0", "rewards_shuffled_across_tasks", "advantage_sign_flipped"],
+    [
+        pytest.param(None, ["learning_rate=0"], id="learning_rate_0"),
+        pytest.param("shuffle_rewards", [], id="rewards_shuffled_across_tasks"),
+        pytest.param("flip_advantages_after_checks", [], id="advantage_sign_flipped", marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.config_key("learning_rate")
 def test_a_null_control_does_not_reach_the_target(tmp_path: Path, planted: str | None, extra: list[str]) -> None:
