@@ -48,7 +48,7 @@ integration: $(VENV)/.test ## tests/silent, parity, runs and faults
 
 KILLS := kills every_failpoint resume_steps resume_refusals disk_faults two_drivers planted_losses stop_signals \
 	stalls descendants numerics out_of_memory reward_kinds reward_memory config_typos secrets sinks clocks \
-	store_kills store_simulator checkpoint_faults
+	store_kills store_simulator checkpoint_faults mutants
 faults: $(VENV)/.test ## kill -9, full disk, EIO, NaN and bad rewards, in full; then the table of docs/reliability.md
 	@$(call PYTEST,faults,-m "nightly or not nightly" -n 2 $(KILLS:%=tests/faults/test_%.py))
 	@$(COUNT) $(REPORTS)/faults.xml

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from figures import Record, note
 from kill_kit import ROOT
 from kill_runs import PLAIN, Bench, Case, differences, facts
 
@@ -157,13 +158,16 @@ def plain(bench: Bench) -> Path:
     return folder
 
 
-def test_a_run_is_the_same_when_the_clock_jumps_an_hour_at_every_look(bench: Bench, plain: Path) -> None:
+def test_a_run_is_the_same_when_the_clock_jumps_an_hour_at_every_look(
+    bench: Bench, plain: Path, record_property: Record
+) -> None:
     folder = bench.folder(PLAIN)
     ended = train(folder, "run.toml", offsets=f"0 {HOUR} {-HOUR}", TZ="Pacific/Kiritimati")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (folder / "looked at the wall").stat().st_size > 0, "nobody looked: the test shows nothing"
     assert differences(facts(plain / "run"), facts(folder / "run")) == []
     assert checkpoints(folder) == checkpoints(plain), "an hour that never was asks for no save"
+    note(record_property, "P22", "run whose wall clock jumps an hour at every look: the same bits", 1)
 
 
 @pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day

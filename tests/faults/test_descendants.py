@@ -17,11 +17,13 @@ from pathlib import Path
 
 import pytest
 from command import ROOT
+from figures import Record, note
 from kill_runs import Bench, Case
 
 MARK = "SUREFOOT_TEST_MARK"
 PATIENCE_S = 5.0
 LONG_S = 120
+LEFT = "driver killed at a random instant: no process left after five seconds"
 FAMILY = '''
 import os, signal, subprocess, time
 from pathlib import Path
@@ -109,14 +111,18 @@ def kill_at_random(bench: Bench, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_nothing_is_left_of_a_driver_that_is_killed_at_a_random_instant(bench: Bench, seed: int) -> None:
+def test_nothing_is_left_of_a_driver_that_is_killed_at_a_random_instant(
+    bench: Bench, seed: int, record_property: Record
+) -> None:
     kill_at_random(bench, seed)
+    note(record_property, "P10", LEFT, 1)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5, 105))
-def test_nothing_is_left_of_a_hundred_drivers(bench: Bench, seed: int) -> None:
+def test_nothing_is_left_of_a_hundred_drivers(bench: Bench, seed: int, record_property: Record) -> None:
     kill_at_random(bench, seed)
+    note(record_property, "P10", LEFT, 1)
 
 
 def marked(mark: str) -> set[int]:

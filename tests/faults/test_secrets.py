@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import pytest
 from command import Ran, surefoot
+from figures import Record, note
 from sink_kit import calls, put_stand_in, with_path
 
 IN_ENVIRONMENT = {
@@ -149,7 +150,7 @@ GOOD = [
 ]  # fmt: skip
 
 
-def test_a_run_whose_reward_prints_everything_keeps_no_secret(place: Path) -> None:
+def test_a_run_whose_reward_prints_everything_keeps_no_secret(place: Path, record_property: Record) -> None:
     ran = train(place, *GOOD, stand_in="print")
     assert ran.code == 0, ran.err
     assert leaks(place, ran) == []
@@ -160,6 +161,7 @@ def test_a_run_whose_reward_prints_everything_keeps_no_secret(place: Path) -> No
     assert "https://***@example.org/" in json.dumps(calls(ran.run)["init"])
     assert (ran.run / "logs/wandb.log").read_text().count("***") >= 6
     assert wide_open(ran.run) == []
+    note(record_property, "P20", "secrets planted around a run: none in its folder, output or sinks", 12)
 
 
 @pytest.mark.nightly  # seconds of a whole run; its neighbours show the same every day

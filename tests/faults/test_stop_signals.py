@@ -20,9 +20,11 @@ from pathlib import Path
 import kill_plants
 import pytest
 from command import ROOT
+from figures import Record, note
 from kill_kit import Driver, Ended
 from kill_runs import Bench, Case
 
+ASKED = "asked to stop at a random instant: exit code 75, and the resumed run is the whole run"
 CASE = Case("stopped", {"preflight_tasks": 2, "max_steps": 4, "save_steps": 2})
 PHASES = {
     "start-up": "session.before_build=sleep:60",
@@ -110,14 +112,16 @@ def stop_at_random(bench: Bench, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_stop_at_a_random_instant_loses_nothing(bench: Bench, seed: int) -> None:
+def test_a_stop_at_a_random_instant_loses_nothing(bench: Bench, seed: int, record_property: Record) -> None:
     stop_at_random(bench, seed)
+    note(record_property, "P11", ASKED, 1)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5, 105))
-def test_a_hundred_stops_at_random_instants_lose_nothing(bench: Bench, seed: int) -> None:
+def test_a_hundred_stops_at_random_instants_lose_nothing(bench: Bench, seed: int, record_property: Record) -> None:
     stop_at_random(bench, seed)
+    note(record_property, "P11", ASKED, 1)
 
 
 # -- nobody looks on any more ----------------------------------------------------------------------

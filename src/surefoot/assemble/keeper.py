@@ -26,7 +26,7 @@ from surefoot.store.identity import RESUMED, confirm
 from surefoot.store.journal import Journal
 from surefoot.store.ledger import Ledger
 from surefoot.store.lock import RunLock
-from surefoot.store.retention import checkpoints_by_step, prune, sweep
+from surefoot.store.retention import checkpoints_by_step, newest_are_good, prune, sweep
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.log import kind_of, metrics_until
 
@@ -117,7 +117,7 @@ class Keeper:
         for step, reason in pruned.damaged.items():
             warn(f"checkpoint step_{step} is not as it was saved: {reason}", "look at the disk; nothing was removed")
         newest = list(checkpoints_by_step(self.folder.root))[-2:]
-        if len(newest) == 2 and not pruned.damaged:
+        if len(newest) == 2 and self.batches.behind(newest[0]) and newest_are_good(self.folder.root):
             self.batches.forget(newest[0])
 
     def _open_journal(self, folder: Path) -> Journal:

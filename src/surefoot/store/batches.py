@@ -103,22 +103,24 @@ class BatchLog:
             former.close()
             self._segments[_number(former)] = Journal.open(Path(former.name), readonly=True)
 
+    def behind(self, step: int) -> list[int]:
+        """Files that hold nothing after `step`, by their numbers; the newest is never among them."""
+        return [number for number, following in pairwise(sorted(self._segments)) if following <= step]
+
     def forget(self, step: int) -> list[str]:
         """Take away files that hold nothing after `step`; the newest stays. Returns their names."""
         gone = []
-        ordered = sorted(self._segments)
-        for number, following in pairwise(ordered):
-            if following <= step:
-                path = self._path(number)
-                self._segments.pop(number).close()
-                self._kept = {s: kept for s, kept in self._kept.items() if kept.segment != number}
-                try:
-                    failpoint("batches.before_forget")
-                    path.unlink()
-                    sync_folder(self.folder)
-                except OSError as error:
-                    raise storage_error(path, error) from error
-                gone.append(path.name)
+        for number in self.behind(step):
+            path = self._path(number)
+            self._segments.pop(number).close()
+            self._kept = {s: kept for s, kept in self._kept.items() if kept.segment != number}
+            try:
+                failpoint("batches.before_forget")
+                path.unlink()
+                sync_folder(self.folder)
+            except OSError as error:
+                raise storage_error(path, error) from error
+            gone.append(path.name)
         return gone
 
     def close(self) -> None:

@@ -107,6 +107,13 @@ def newest_good(root: Path, *, verify: Verify = verify_folder) -> Found:
     return Found(paths[good[0]], damaged)
 
 
+def newest_are_good(root: Path, *, verify: Verify = verify_folder) -> bool:
+    """Whether the newest `NEWEST` checkpoints are there and were read through just now."""
+    paths = checkpoints_by_step(root)
+    good, damaged = _newest_good(paths, NEWEST, verify)
+    return len(good) == NEWEST and not damaged
+
+
 def remove(path: Path) -> None:
     """Take away one checkpoint: first its name, durably, then its files."""
     doomed = path.with_name(f".{path.name}.removed")

@@ -102,7 +102,7 @@ class RunFolder:
         if not (root / "config.toml").is_file():
             raise StateError(
                 f"{root} is not a run folder",
-                "it has no config.toml" if root.is_dir() else "it does not exist",
+                "it has no config.toml" if root.is_dir() else "it is a file" if root.exists() else "it does not exist",
                 "give the folder that `surefoot train` named at its end",
             )
         return cls(root)

@@ -136,6 +136,20 @@ def test_batches_go_when_two_good_checkpoints_lie_behind_them(tmp_path: Path) ->
     assert [p.name for p in folder.checkpoints()] == ["step_1", "step_3", "step_4", "step_5"], "3 is needed now"
 
 
+def test_batches_behind_a_checkpoint_that_is_damaged_stay_even_when_nothing_is_pruned(tmp_path: Path) -> None:
+    folder = begin(tmp_path)
+    keeper = keep(folder)
+    for step in range(1, 4):
+        train(keeper, step, step)
+        checkpoint(folder, step)
+        if step == 2:
+            (folder.checkpoint(2) / "weights").write_bytes(b"x")
+        keeper.batches.roll(step)
+        keeper.prune(1, None, lambda *words: None)
+    assert [p.name for p in folder.checkpoints()] == ["step_1", "step_2", "step_3"], "all on the cadence"
+    assert keeper.batches.steps() == [1, 2, 3], "step 2 cannot be trusted, so step 1 may be needed"
+
+
 def test_what_an_interrupted_write_left_is_swept(tmp_path: Path) -> None:
     folder = begin(tmp_path)
     (folder.root / ".verdict.json.123.tmp").write_text("{")
