@@ -42,7 +42,7 @@ unit: $(VENV)/.test ## tests/unit and tests/repo: small, CPU, no network
 	@$(COUNT) $(REPORTS)/unit.xml
 
 integration: $(VENV)/.test ## tests/silent, parity, runs and faults
-	@$(call PYTEST,side,-m "$(EVERY_DAY)" -n 2 tests/silent tests/parity tests/faults)
+	@$(call PYTEST,side,-m "$(EVERY_DAY)" -n 2 --dist loadfile tests/silent tests/parity tests/faults)
 	@$(call PYTEST,runs,-m "$(EVERY_DAY)" -n 2 --dist loadfile tests/runs)
 	@$(COUNT) $(REPORTS)/side.xml $(REPORTS)/runs.xml
 
