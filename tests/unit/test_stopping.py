@@ -367,7 +367,7 @@ folder, planted, trials = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.chdir(folder)
 KINDS = {"collecting": {"abandonable": True}, "learning": {"tears_weights": True}, "saving": {}}
 if planted:
-    KINDS[planted] = {"abandonable": True}
+    KINDS[planted] = {"abandonable": True, "grace_s": 0.0}
 
 def busy(seconds):
     end = time.monotonic() + seconds

@@ -12,7 +12,9 @@ from surefoot.envs.reward_nursery import CappedLog, Nursery, _Worker
 
 
 @pytest.fixture
-def nursery() -> Iterator[Nursery]:
+def nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
+    # In this process it must not become the parent of orphans for good: later tests count who is left.
+    monkeypatch.setattr("surefoot.envs.reward_nursery.adopt_orphans", lambda: None)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         made = Nursery(theirs, {}, CappedLog(None), os.getppid(), 0)
