@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import figures
 import kill_plants
 import pytest
 from kill_kit import PATIENCE_S, Driver, Ended
@@ -48,7 +48,7 @@ def calls(bench: Bench) -> list[str]:
 
 
 def note(record_property: Callable[[str, object], None], what: str, tried: int, detail: str) -> None:
-    record_property("figure", json.dumps({"figure": "P6", "what": what, "n": tried, "bad": 0, "note": detail}))
+    figures.note(record_property, "P6", what, tried, detail)
 
 
 def after_fault(bench: Bench, folder: Path, kind: str, ended: Ended) -> None:

@@ -6,13 +6,13 @@ passes the others.
 
 from __future__ import annotations
 
-import json
 import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import figures
 import kill_plants
 import pytest
 from kill_kit import Ended
@@ -78,7 +78,7 @@ def scene(bench: Bench) -> Scene:
 
 
 def note(record_property: Callable[[str, object], None], what: str, n: int, figure: str = "P1") -> None:
-    record_property("figure", json.dumps({"figure": figure, "what": what, "n": n, "bad": 0}))
+    figures.note(record_property, figure, what, n)
 
 
 def test_forty_failpoints_and_more_and_every_one_is_passed_by_a_real_run(scene: Scene) -> None:

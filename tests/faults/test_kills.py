@@ -8,13 +8,13 @@ dies at that very place.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import figures
 import kill_plants
 import pytest
 from kill_runs import CASES, PLAIN, Bench, Case, differences, facts
@@ -76,7 +76,7 @@ def note(record_property: Callable[[str, object], None], ends: Counter[str]) -> 
         ("P1", "of these, during a resume", ends["killed during a resume"]),
         ("P10", "kill -9 of the driver: nothing lives 5 s later", ends["killed"]),
     ):
-        record_property("figure", json.dumps({"figure": figure, "what": what, "n": n, "bad": 0}))
+        figures.note(record_property, figure, what, n)
 
 
 @pytest.mark.parametrize("first", [int(REPLAY)] if REPLAY else range(0, EVERY_DAY * 10, BLOCK * 10))

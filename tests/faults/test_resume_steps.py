@@ -11,6 +11,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 
+import figures
 import pytest
 from kill_runs import Bench, Case, wait_for
 
@@ -25,7 +26,7 @@ ROUNDS, ROUNDS_AT_NIGHT = 8, 50
 
 
 def note(record_property: Callable[[str, object], None], what: str, n: int = 1) -> None:
-    record_property("figure", json.dumps({"figure": "P5", "what": what, "n": n, "bad": 0}))
+    figures.note(record_property, "P5", what, n)
 
 
 def test_every_task_is_trained_once_per_epoch_and_batches_lie_across_the_borders(bench: Bench) -> None:

@@ -13,8 +13,8 @@ from silent_kit import PROMPTS, make_learner, sampled, tiny_net
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from surefoot.errors import StorageError
-from surefoot.policy.checkpoint import save_checkpoint
 from surefoot.policy.load import PEBBLE
+from surefoot.policy.training_state import save_training_checkpoint
 
 PROBE = torch.tensor([[*PROMPTS["long"], 7, 8, 9]])
 
@@ -30,7 +30,7 @@ def trained() -> tuple[Any, Any]:
 
 def check(saved: Any, live: Any, folder: Path) -> None:
     """Plain transformers, from the folder alone, computes what the live model computes."""
-    save_checkpoint(saved, AutoTokenizer.from_pretrained(PEBBLE), folder, step=1, version=1)
+    save_training_checkpoint(make_learner(saved), AutoTokenizer.from_pretrained(PEBBLE), folder, step=1)
     again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         assert torch.equal(again(PROBE).logits, live(PROBE).logits)
@@ -54,7 +54,7 @@ def test_the_folder_is_complete_or_absent(
     tokenizer = AutoTokenizer.from_pretrained(PEBBLE)
     monkeypatch.setattr(tokenizer, "save_pretrained", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(StorageError, match="disk full"):
-        save_checkpoint(trained[0], tokenizer, tmp_path / "step_1", step=1, version=1)
+        save_training_checkpoint(make_learner(trained[0]), tokenizer, tmp_path / "step_1", step=1)
     assert not (tmp_path / "step_1").exists()
 
 

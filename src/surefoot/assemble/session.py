@@ -119,7 +119,7 @@ def _live(
     except StopRequested as asked:  # before the first step; it is not refused: what is there can be resumed
         keep_folder = True
         raise StoppedError(
-            f"{asked}; nothing was trained yet", "asked to stop", f"go on with: {stop.resume}"
+            f"{asked}; nothing was trained by this start", "asked to stop", f"go on with: {stop.resume}"
         ) from asked
     except KeyboardInterrupt:
         keep_folder = True

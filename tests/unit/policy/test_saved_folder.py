@@ -13,14 +13,22 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from surefoot.errors import StateError, StorageError
-from surefoot.policy.checkpoint import save_checkpoint
+from surefoot.maths.losses import LossSettings
+from surefoot.policy import training_state
+from surefoot.policy.learner import GRPOLearner, LearnerSettings
+
+
+def save(net: Any, tokenizer: Any, folder: Path) -> Path:
+    """What a run saves after step 3."""
+    learner = GRPOLearner(net, LearnerSettings(LossSettings(), 1e-2, 10, 9, 1.0, 0))
+    return training_state.save_training_checkpoint(learner, tokenizer, folder, step=3)
 
 
 def test_plain_transformers_reads_back_bit_equal_weights_and_the_tokenizer(
     architecture: str, tmp_path: Path, make_net: Any, make_tokenizer: Any
 ) -> None:
     net = make_net(architecture)
-    folder = save_checkpoint(net, make_tokenizer(), tmp_path / "step_3", step=3, version=2)
+    folder = save(net, make_tokenizer(), tmp_path / "step_3")
     again = AutoModelForCausalLM.from_pretrained(folder)
     assert again.dtype == torch.float32
     before, after = net.state_dict(), again.state_dict()
@@ -32,19 +40,20 @@ def test_plain_transformers_reads_back_bit_equal_weights_and_the_tokenizer(
 
 
 def test_the_manifest_lists_every_file_with_its_digest(tmp_path: Path, make_net: Any, make_tokenizer: Any) -> None:
-    folder = save_checkpoint(make_net(), make_tokenizer(), tmp_path / "step_3", step=3, version=2)
+    folder = save(make_net(), make_tokenizer(), tmp_path / "step_3")
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert (manifest["step"], manifest["version"]) == (3, 2)
-    assert set(manifest["files"]) == {p.name for p in folder.iterdir()} - {"manifest.json"}
+    assert (manifest["step"], manifest["version"]) == (3, 0)
+    found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert set(manifest["files"]) == found - {"manifest.json"}
     data = (folder / "model.safetensors").read_bytes()
     assert manifest["files"]["model.safetensors"] == {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def test_an_existing_checkpoint_is_never_overwritten(tmp_path: Path, make_net: Any, make_tokenizer: Any) -> None:
-    folder = save_checkpoint(make_net(), make_tokenizer(), tmp_path / "step_3", step=3, version=2)
+    folder = save(make_net(), make_tokenizer(), tmp_path / "step_3")
     before = (folder / "model.safetensors").read_bytes()
     with pytest.raises(StateError, match="exists already"):
-        save_checkpoint(make_net(seed=1), make_tokenizer(), folder, step=3, version=3)
+        save(make_net(seed=1), make_tokenizer(), folder)
     assert (folder / "model.safetensors").read_bytes() == before
 
 
@@ -60,26 +69,26 @@ class _Breaks:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("broken", ["weights", "tokenizer"])
+@pytest.mark.parametrize("broken", ["config", "weights", "tokenizer"])
 def test_a_save_that_fails_midway_leaves_no_checkpoint(
-    broken: str, error: BaseException, tmp_path: Path, make_net: Any, make_tokenizer: Any
-) -> None:
-    net, tokenizer = make_net(), make_tokenizer()
-    parts: tuple[Any, Any] = (_Breaks(error), tokenizer) if broken == "weights" else (net, _Breaks(error))
-    with pytest.raises((OSError, KeyboardInterrupt, StorageError)):
-        save_checkpoint(parts[0], parts[1], tmp_path / "step_3", step=3, version=2)
+    broken: str, error: BaseException, tmp_path: Path, make_net: Any, make_tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    breaks, tokenizer = _Breaks(error), make_tokenizer()
+    with monkeypatch.context() as patched:
+        net = make_net()
+        if broken == "config":
+            patched.setattr(type(net), "save_pretrained", lambda self, folder, **_: breaks.save_pretrained(folder))
+        if broken == "weights":
+            patched.setattr(training_state, "write_tensors", lambda path, _: breaks.save_pretrained(path.parent))
+        with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else StorageError):
+            save(net, breaks if broken == "tokenizer" else tokenizer, tmp_path / "step_3")
     assert not (tmp_path / "step_3").exists()
-    folder = save_checkpoint(net, tokenizer, tmp_path / "step_3", step=3, version=2)
+    folder = save(make_net(), tokenizer, tmp_path / "step_3")
     assert not (folder / "half.bin").exists(), "what the failed attempt left behind was taken over"
     assert [p.name for p in tmp_path.iterdir()] == ["step_3"]
 
 
-def test_a_full_disk_is_a_storage_error(tmp_path: Path, make_tokenizer: Any) -> None:
+def test_a_full_disk_is_a_storage_error(tmp_path: Path, make_net: Any) -> None:
     with pytest.raises(StorageError, match="No space left on device"):
-        save_checkpoint(
-            _Breaks(OSError(errno.ENOSPC, "No space left on device")),
-            make_tokenizer(),
-            tmp_path / "s",
-            step=1,
-            version=1,
-        )
+        save(make_net(), _Breaks(OSError(errno.ENOSPC, "No space left on device")), tmp_path / "s")
