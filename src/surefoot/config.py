@@ -46,11 +46,45 @@ class _Table(BaseModel):
 class EngineConfig(_Table):
     """`[engine]`: who generates."""
 
-    kind: Literal["embedded"] = "embedded"
-    """Which engine samples; `embedded` decodes in this process with weights it is handed."""
+    kind: Literal["embedded", "vllm", "openai"] = "embedded"
+    """Which engine samples: `embedded` is ours, `vllm` is vLLM in the engine's process, `openai` a server at engine.url (it trains only where that server takes weights and token ids)."""
 
     rows: Int = 0
     """Rollouts decoded side by side; 0 means tasks_per_step x num_generations, at most 256. Rounded up to a multiple of 8 (16 where weights cannot be packed): fixed shapes are what makes a rollout independent of its neighbours."""
+
+    url: str | None = None
+    """Address of an OpenAI-compatible server, such as "http://127.0.0.1:8000/v1"; for kind = "openai" only."""
+
+    gpu_memory_utilization: Float = 0.4
+    """Share of a GPU's memory that vLLM may take for weights and cache; without a GPU it means nothing."""
+
+
+class RuntimeConfig(_Table):
+    """`[runtime]`: who runs where; docs/scaling.md goes from a laptop to a cluster."""
+
+    kind: Literal["local", "ray"] = "local"
+    """`local` is one process; `ray` puts engines, rollout workers and the learner into processes of their own, on one machine or many."""
+
+    address: str | None = None
+    """A Ray cluster that is already there, such as "10.0.0.1:6379"; a private one is started when left out."""
+
+    engines: Int = 1
+    """Engine replicas."""
+
+    workers: Int = 2
+    """Rollout workers: processes that ask, grade and talk to tools."""
+
+    engine_gpus: Float = 0.0
+    """GPUs that each engine replica reserves in the cluster; a fraction shares one."""
+
+    learner_gpus: Float = 0.0
+    """GPUs that the learner reserves in the cluster."""
+
+    start_timeout_s: Float = 120.0
+    """Seconds that one engine, worker or learner may take to start."""
+
+    max_restarts: Int = 5
+    """How often one of them may be replaced without having finished anything in between before the run ends with 77."""
 
 
 RuleName = Literal[
@@ -158,6 +192,15 @@ class Config(_Table):
 
     temperature: Float = 1.0
     """Sampling temperature; the learner scores tokens at this same temperature."""
+
+    max_staleness: Int = 0
+    """Weight versions that may lie between sampling and training; 0 is synchronous, above 0 sampling goes on while the learner learns."""
+
+    weight_sync_steps: Int = 1
+    """Optimiser steps between two weight syncs; above 1 it needs max_staleness of at least one less."""
+
+    rollout_timeout_s: Float = 600.0
+    """Seconds one group may take from being asked for to being graded; a slower one is given up and its task asked again."""
 
     # -- optimiser --------------------------------------------------------------
     learning_rate: Float = 1e-6
@@ -281,6 +324,7 @@ class Config(_Table):
     """Where numbers go beside RUN/metrics.jsonl; a sink that is slow or broken loses lines, never time."""
 
     engine: EngineConfig = EngineConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
     guard: GuardConfig = GuardConfig()
 
     # -- derived ----------------------------------------------------------------

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 _POSITIVE = (
     "num_tasks reward_timeout_s reward_workers max_steps threads tasks_per_step max_completion_length temperature "
     "adam_epsilon max_nonfinite_steps num_iterations importance_sampling_clip_max eval_tasks num_generations_eval "
-    "logging_steps dead_channel_steps stall_timeout_s guard.min_evals guard.decline_patience guard.ema_alpha"
+    "logging_steps dead_channel_steps stall_timeout_s rollout_timeout_s weight_sync_steps runtime.engines "
+    "runtime.workers runtime.start_timeout_s guard.min_evals guard.decline_patience guard.ema_alpha"
 ).split()
 _NOT_NEGATIVE = (
     "seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
-    "preflight_tasks save_steps save_minutes reward_memory_mb engine.rows alpha_sdpo beta_replay"
+    "preflight_tasks save_steps save_minutes reward_memory_mb engine.rows alpha_sdpo beta_replay max_staleness "
+    "runtime.max_restarts runtime.engine_gpus runtime.learner_gpus"
 ).split()
 _NOT_NEGATIVE_OPTIONAL = (
     "epsilon_high eval_temperature target_value guard.kl_hard_stop guard.max_proxy_real_gap".split()
@@ -29,6 +31,7 @@ _NOT_NEGATIVE_OPTIONAL = (
 _POSITIVE_OPTIONAL = "max_prompt_length parity_tolerance".split()
 _SHARES = {"max_reward_failures": (0.0, 1.0), "heldout_fraction": (0.0, 0.9), "adam_beta1": (0.0, 0.9999)}
 _SHARES |= {"adam_beta2": (0.0, 0.999999), "guard.margin_se": (0.0, 20.0), "sdpo_mixing": (0.0, 1.0)}
+_SHARES |= {"engine.gpu_memory_utilization": (0.01, 1.0)}
 
 
 def problems(config: Config) -> Iterator[str]:
@@ -64,6 +67,7 @@ def _pair_problems(config: Config) -> Iterator[str]:
         )
     yield from _batch_problems(config)
     yield from _wait_problems(config)
+    yield from _fleet_problems(config)
     yield from _loss_problems(config)
     if config.reward_weights is not None and len(config.reward_weights) != max(1, len(config.reward_funcs)):
         yield (
@@ -87,6 +91,26 @@ def _wait_problems(config: Config) -> Iterator[str]:
             f"stall_timeout_s = {config.stall_timeout_s} with reward_timeout_s = {config.reward_timeout_s}: a reward "
             "that uses its time would be taken for a stall; set stall_timeout_s higher"
         )
+
+
+def _fleet_problems(config: Config) -> Iterator[str]:
+    runtime, engine = config.runtime, config.engine
+    if config.max_staleness > 0 and not config.importance_sampling_correction:
+        yield (
+            f"max_staleness = {config.max_staleness} with importance_sampling_correction = false: samples from older "
+            "weights would be weighed as if they were new; set importance_sampling_correction = true"
+        )
+    if config.eval_steps % max(1, config.weight_sync_steps):
+        yield (
+            f"eval_steps = {config.eval_steps} is not a multiple of weight_sync_steps = {config.weight_sync_steps}: "
+            "only weights that were synced can be evaluated"
+        )
+    if runtime.kind == "local" and runtime.engines > 1:
+        yield f'runtime.engines = {runtime.engines} with runtime.kind = "local": one process has one engine; use "ray"'
+    if runtime.kind == "local" and runtime.address is not None:
+        yield f'runtime.address = {runtime.address!r} with runtime.kind = "local": it needs runtime.kind = "ray"'
+    if (engine.kind == "openai") != (engine.url is not None):
+        yield f"engine.kind = {engine.kind!r} with engine.url = {engine.url!r}: an address goes with openai, always"
 
 
 def _batch_problems(config: Config) -> Iterator[str]:

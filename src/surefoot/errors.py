@@ -16,6 +16,7 @@ SurefootError                 70  a bug of ours, when nothing below fits
 ├── MemoryLimitError          74  memory ran out, and smaller microbatches did not help
 ├── StoppedError              75  stopped on request; what was done is saved
 ├── StalledError              76  nothing moved for too long; the stacks are in a file
+├── FleetError                77  engines, workers or the learner are gone and cannot be replaced
 └── CollapseStopError         79  the guard stopped a run that was hurting the model
 """
 
@@ -126,6 +127,12 @@ class StalledError(SurefootError):
     """Nothing moved for too long: a wait that does not end."""
 
     exit_code = 76
+
+
+class FleetError(SurefootError):
+    """Engines, rollout workers or the learner are gone, and replacing them did not help."""
+
+    exit_code = 77
 
 
 class CollapseStopError(SurefootError):

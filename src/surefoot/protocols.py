@@ -9,8 +9,9 @@ Read next: `loop.py`, which sees only these.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from surefoot.records import Group, Rollout, Task, TrainSample
 
@@ -92,6 +93,27 @@ class Engine(Protocol):
         """Free everything."""
 
 
+InFlight = Literal["keep", "wait", "abort"]
+"""What becomes of unfinished completions while weights change: go on with the new ones, finish first, begin again."""
+
+
+class ServingEngine(Engine, Protocol):
+    """An engine that many ask at once; completions come and go while it runs, weights change between two tokens."""
+
+    def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        """Ask from any thread; the answers come in the requests' order."""
+
+    def pause(self, in_flight: InFlight = "keep") -> None:
+        """No token is drawn after this returns; new requests wait. `wait` returns when nothing is in flight."""
+
+    def resume(self) -> None:
+        """Go on; what was aborted is asked again, unseen by whoever asked."""
+
+    @property
+    def in_flight(self) -> int:
+        """Completions that were asked for and are not finished."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grade:
     """What a grader said of one rollout. No reward means no verdict, with the reason."""
@@ -130,6 +152,10 @@ class StepReport:
     """What a person should hear of this step: what happened, and what to do about it."""
 
 
+Scored = tuple[tuple[int, ...], tuple[int, ...]]
+"""Prompt ids and completion ids: tokens whose probability is asked for."""
+
+
 class Learner(Protocol):
     """The weights, and the only one who changes them."""
 
@@ -142,6 +168,9 @@ class Learner(Protocol):
 
     def weights(self) -> Weights:
         """The current parameters, by Hugging Face name; views, not copies."""
+
+    def score(self, texts: Sequence[Scored], *, temperature: float) -> list[tuple[float, ...]]:
+        """Log-probabilities of given completions under the current weights, one tuple per text, in order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ from surefoot.policy.suspects import name_of
 from surefoot.policy.training_state import TrainingState, capture, restore
 from surefoot.protocols import Completion, Request, StepReport
 from surefoot.records import STOP, Group, Task, TrainSample
-from surefoot.runtime.rollout import RolloutCollector, Sampling
+from surefoot.runtime.orders import Sampling
+from surefoot.runtime.rollout import RolloutCollector
 from surefoot.tracking.summary import group_metrics
 
 NAN, INF = math.nan, math.inf

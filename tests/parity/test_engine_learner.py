@@ -24,7 +24,8 @@ from surefoot.policy.samples import weigh
 from surefoot.protocols import Grade
 from surefoot.records import Rollout, Task, TrainSample
 from surefoot.runtime.local import LocalRuntime
-from surefoot.runtime.rollout import RolloutCollector, Sampling
+from surefoot.runtime.orders import Sampling
+from surefoot.runtime.rollout import RolloutCollector
 
 GAP = 2e-5
 DIFFERENCE = "sampling/sampling_logp_difference/max"

@@ -22,7 +22,8 @@ from surefoot.policy.load import decoder_spec
 from surefoot.protocols import Engine, Grade
 from surefoot.records import Group, Rollout, Task, TrainSample, Turn
 from surefoot.runtime.local import LocalRuntime
-from surefoot.runtime.rollout import RolloutCollector, Sampling
+from surefoot.runtime.orders import Sampling
+from surefoot.runtime.rollout import RolloutCollector
 
 VOCAB, STOP_ID, PAD_ID = 32, 2, 0
 LONGEST = 8

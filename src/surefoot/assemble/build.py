@@ -28,7 +28,8 @@ from surefoot.policy.load import Policy, load_policy, resolve_device
 from surefoot.policy.training_state import weights_of
 from surefoot.records import Task
 from surefoot.runtime.local import LocalRuntime
-from surefoot.runtime.rollout import RolloutCollector, Sampling
+from surefoot.runtime.orders import Sampling
+from surefoot.runtime.rollout import RolloutCollector
 
 MAX_AUTO_ROWS = 256
 
@@ -170,6 +171,7 @@ def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
         mask_truncated=config.mask_truncated_completions,
         reference_sync_steps=None if every == "never" else every,
         parity_tolerance=tolerance if config.parity_tolerance is None else config.parity_tolerance,
+        max_staleness=config.max_staleness,
     )  # fmt: skip
 
 

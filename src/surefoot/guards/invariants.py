@@ -165,14 +165,14 @@ def _check_row_values(batch: Batch, samples: Sequence[TrainSample]) -> None:
             raise _broken(f"batch row of {sample.item_id} carries another row's advantage or logprobs", "rows mixed up")
 
 
-def check_on_policy(samples: Sequence[TrainSample], version: int) -> int:
-    """Samples come from the weights that are about to be trained."""
-    stale = [s for s in samples if s.trainer_version != version]
+def check_fresh(samples: Sequence[TrainSample], version: int, max_staleness: int = 0) -> int:
+    """Samples come from the weights that are about to be trained, or from at most `max_staleness` versions before."""
+    stale = [s for s in samples if not 0 <= version - s.trainer_version <= max_staleness]
     if stale:
         raise _broken(
             f"{len(stale)} of {len(samples)} samples come from version {stale[0].trainer_version}, "
-            f"the learner is at {version} (first: {stale[0].item_id})",
-            "the sampler did not get the new weights",
+            f"the learner is at {version} and max_staleness is {max_staleness} (first: {stale[0].item_id})",
+            "the sampler did not get the new weights, or the samples waited too long",
         )
     return len(samples)
 

@@ -27,3 +27,4 @@ class LearnerSettings:
     mask_truncated: bool = False
     reference_sync_steps: int | None = None
     parity_tolerance: float = 1e-4
+    max_staleness: int = 0

@@ -12,37 +12,17 @@ Read next: `policy/samples.py`, which turns groups into samples.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from surefoot.errors import EngineError, TaskError
 from surefoot.guards.invariants import are_logprobs
 from surefoot.protocols import Codec, Completion, Engine, Environment, Grade, Request
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.runtime.seeds import derive_seed
+from surefoot.runtime.orders import Order, Played, Sampling
 
 UNDECODABLE = "undecodable_token"
 """Failure reason: the policy chose an embedding row that no token has."""
 NONFINITE_LOGPROB = "nonfinite_logprob"
 """Failure reason: the sampler gave a token a log-probability that is none, such as NaN or a number above 0."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How answers are drawn."""
-
-    num_generations: int
-    temperature: float
-    max_completion_length: int
-    max_width: int
-    """Longest prompt plus completion that fits the context."""
-
-
-@dataclass(frozen=True)
-class Played:
-    """A group with the task metric of each sibling beside it."""
-
-    group: Group
-    correct: tuple[float | None, ...]
 
 
 class RolloutCollector:
@@ -62,39 +42,29 @@ class RolloutCollector:
 
     def play(self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int) -> list[Played]:
         """One scored group per task, in order."""
-        requests = [r for i, task in enumerate(tasks) for r in self._requests(task, sampling, purpose, step, i)]
-        completions = self.engine.generate(requests)
-        self._check_answers(requests, completions)
-        size = sampling.num_generations
-        rollouts = [
-            self._rollout(tasks[i // size], f"{purpose}/{step}/{i // size}", i % size, requests[i], completions[i])
-            for i in range(len(requests))
-        ]
-        owners = [tasks[i // size] for i in range(len(rollouts))]
-        grades = self.environment.grade(owners, rollouts)
-        graded = [_with_grade(r, g) for r, g in zip(rollouts, grades, strict=True)]
-        correct = [g.correct for g in grades]
-        return [
-            Played(
-                Group(task, f"{purpose}/{step}/{i}", tuple(graded[i * size : (i + 1) * size])),
-                tuple(correct[i * size : (i + 1) * size]),
-            )
-            for i, task in enumerate(tasks)
-        ]
+        return self.play_orders([self.order(task, sampling, purpose, step, i) for i, task in enumerate(tasks)])
 
-    def _requests(self, task: Task, sampling: Sampling, purpose: str, step: int, position: int) -> list[Request]:
+    def order(self, task: Task, sampling: Sampling, purpose: str, step: int, position: int) -> Order:
+        """What has to be known to play one group, here or elsewhere."""
         if task.id not in self.prompts:
             raise TaskError(f"task {task.id} was never encoded", "prompts become tokens once", "add it to the task set")
-        prompt = self.prompts[task.id]
-        room = min(sampling.max_completion_length, sampling.max_width - len(prompt))
-        return [
-            Request(
-                id=f"{purpose}/{step}/{position}/{i}", prompt_ids=prompt, max_new_tokens=room,
-                temperature=sampling.temperature, stop_ids=self.codec.stop_ids,
-                seed=derive_seed(self.seed, purpose, step, task.id, i),
-            )
-            for i in range(sampling.num_generations)
-        ]  # fmt: skip
+        return Order(task, self.prompts[task.id], sampling, purpose, step, position)
+
+    def play_orders(self, orders: Sequence[Order]) -> list[Played]:
+        """One scored group per order, in order."""
+        asked = [(o, i, r) for o in orders for i, r in enumerate(o.requests(self.seed, self.codec.stop_ids))]
+        requests = [request for _, _, request in asked]
+        completions = self.engine.generate(requests)
+        self._check_answers(requests, completions)
+        rollouts = [self._rollout(o.task, o.group, i, r, c) for (o, i, r), c in zip(asked, completions, strict=True)]
+        grades = self.environment.grade([order.task for order, _, _ in asked], rollouts)
+        graded = iter([(_with_grade(r, g), g.correct) for r, g in zip(rollouts, grades, strict=True)])
+        played = []
+        for order in orders:
+            siblings = [next(graded) for _ in range(order.sampling.num_generations)]
+            group = Group(order.task, order.group, tuple(rollout for rollout, _ in siblings))
+            played.append(Played(group, tuple(correct for _, correct in siblings)))
+        return played
 
     def _check_answers(self, requests: Sequence[Request], completions: Sequence[Completion]) -> None:
         asked, answered = [r.id for r in requests], [c.request_id for c in completions]

@@ -269,12 +269,12 @@ def test_a_batch_that_would_train_something_else_is_refused(
 
 
 def test_samples_of_the_current_version_pass() -> None:
-    assert invariants.check_on_policy(weighed([1.0, 0.0], [1.0, -1.0]), 0) == 2
+    assert invariants.check_fresh(weighed([1.0, 0.0], [1.0, -1.0]), 0) == 2
 
 
 def test_a_stale_sample_is_named_with_both_versions() -> None:
     with pytest.raises(InvariantError, match=r"2 of 2 samples come from version 0.*learner is at 3 \(first: a\)"):
-        invariants.check_on_policy(weighed([1.0, 0.0], [1.0, -1.0]), 3)
+        invariants.check_fresh(weighed([1.0, 0.0], [1.0, -1.0]), 3)
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-5, 1e-4])

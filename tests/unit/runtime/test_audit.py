@@ -14,7 +14,8 @@ from surefoot.envs.single_turn import SingleTurnEnvironment
 from surefoot.errors import RewardError
 from surefoot.records import Task
 from surefoot.runtime.local import LocalRuntime
-from surefoot.runtime.rollout import RolloutCollector, Sampling
+from surefoot.runtime.orders import Sampling
+from surefoot.runtime.rollout import RolloutCollector
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(3)]
 
@@ -105,5 +106,5 @@ def test_a_rollout_that_failed_before_grading_is_not_held_against_the_reward() -
 
 
 def test_planted_bug_without_the_comparison_chance_goes_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot.runtime.local._changes", lambda *_: iter(()))
+    monkeypatch.setattr("surefoot.runtime.judging._changes", lambda *_: iter(()))
     preflight(by_chance, audit=True)

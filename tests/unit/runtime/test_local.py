@@ -12,7 +12,8 @@ from surefoot.errors import EngineError, RewardError
 from surefoot.protocols import Grade, Request
 from surefoot.records import Rollout, Task
 from surefoot.runtime.local import LocalRuntime
-from surefoot.runtime.rollout import RolloutCollector, Sampling
+from surefoot.runtime.orders import Sampling
+from surefoot.runtime.rollout import RolloutCollector
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(5)]
 
