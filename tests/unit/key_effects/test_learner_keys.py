@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.assemble.build import learner_settings
+from surefoot.assemble.learning import learner_settings
 from surefoot.errors import NumericsError
 from surefoot.policy.learner import GRPOLearner
 from surefoot.records import TrainSample

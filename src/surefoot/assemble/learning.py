@@ -1,0 +1,96 @@
+"""The learner of a run, built from its config; in this process or in one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from surefoot.config import Config
+from surefoot.data.files import SUFFIXES, read_task_file
+from surefoot.errors import TaskError
+from surefoot.maths.losses import LossSettings
+from surefoot.maths.preference import PreferencePair
+from surefoot.policy.channels import Channels, ChannelSettings, WorkedExamples, make_channels
+from surefoot.policy.chat import ChatCodec
+from surefoot.policy.learner import GRPOLearner, LearnerSettings
+from surefoot.policy.load import Policy
+from surefoot.records import Task
+
+
+def make_learner(config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task]) -> GRPOLearner:
+    """The learner, with the losses beside the policy's."""
+    channels = _channels(config, base, policy, codec, train)
+    return GRPOLearner(policy.model, learner_settings(config, codec.pad_token_id), channels)
+
+
+def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
+    """The learner's numbers, from config keys."""
+    tolerance = {"float32": 1e-4, "bfloat16": 0.2}[config.dtype]
+    every = config.reference_sync_steps
+    return LearnerSettings(
+        loss=LossSettings(
+            loss_type=config.loss_type, level=config.importance_sampling_level, epsilon=config.epsilon,
+            epsilon_high=config.epsilon_high, delta=config.delta, beta=config.beta, kl_estimator=config.kl_estimator,
+            correction=config.importance_sampling_mode if config.importance_sampling_correction else None,
+            correction_clip=config.importance_sampling_clip_max,
+        ),
+        learning_rate=config.learning_rate, max_steps=config.max_steps,
+        max_completion_length=config.max_completion_length, temperature=config.temperature, pad_token_id=pad_token_id,
+        lr_scheduler_type=config.lr_scheduler_type, warmup_steps=config.warmup_steps, weight_decay=config.weight_decay,
+        betas=(config.adam_beta1, config.adam_beta2), adam_epsilon=config.adam_epsilon,
+        max_grad_norm=config.max_grad_norm, microbatch_size=config.microbatch_size,
+        mask_truncated=config.mask_truncated_completions,
+        reference_sync_steps=None if every == "never" else every,
+        parity_tolerance=tolerance if config.parity_tolerance is None else config.parity_tolerance,
+        max_staleness=config.max_staleness,
+    )  # fmt: skip
+
+
+def _channels(config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task]) -> Channels | None:
+    """The losses beside the policy's; None when their weights are 0."""
+    settings = ChannelSettings(
+        alpha_sdpo=config.alpha_sdpo, beta_replay=config.beta_replay, sdpo_mixing=config.sdpo_mixing,
+        dead_channel_steps=config.dead_channel_steps, temperature=config.temperature, pad_token_id=codec.pad_token_id,
+        max_tokens=policy.spec.max_positions, microbatch_size=config.microbatch_size,
+        mask_truncated=config.mask_truncated_completions, seed=config.seed,
+    )  # fmt: skip
+    hinted = WorkedExamples(codec, {task.id: task.messages() for task in train})
+    replayed = config.beta_replay > 0 and config.replay_pairs is not None
+    pairs = read_pairs(config.replay_pairs or "", base, policy, codec) if replayed else None
+    return make_channels(settings, net=policy.model, hinted=hinted, pairs=pairs)
+
+
+def read_pairs(source: str, base: Path, policy: Policy, codec: ChatCodec) -> list[PreferencePair]:
+    """The rows of `replay_pairs`, {"prompt", "chosen", "rejected"} and optionally "source", as tokens."""
+    path = base / Path(source).expanduser()
+    if not path.is_file() or path.suffix.lower() not in SUFFIXES:
+        raise TaskError(
+            f"replay_pairs = {source!r} is not a file that ends in {', '.join(SUFFIXES)}",
+            f"it was looked for as {path}",
+            'write one {"prompt": ..., "chosen": ..., "rejected": ...} per line',
+        )
+    pairs = []
+    for row in read_task_file(path):
+        chosen, rejected = (_answer(row, side, policy) for side in ("chosen", "rejected"))
+        source = row.columns.get("source", row.id)
+        pairs.append(PreferencePair(codec.encode_prompt(row.messages()), chosen, rejected, source=str(source or "")))
+    return pairs
+
+
+def _answer(row: Task, side: str, policy: Policy) -> tuple[int, ...]:
+    """A recorded answer as the policy would have said it: its tokens, and the end of the turn."""
+    text = row.columns.get(side)
+    if not isinstance(text, str):
+        raise TaskError(
+            f"replay_pairs: the pair {row.id} has no text {side!r}",
+            "a preference is between two answers",
+            'write one {"prompt": ..., "chosen": ..., "rejected": ...} per line',
+        )
+    ids = tuple(policy.tokenizer(text, add_special_tokens=False).input_ids)
+    if any(token in policy.stop_ids for token in ids):
+        raise TaskError(
+            f"replay_pairs: {side!r} of the pair {row.id} holds an end token",
+            "nothing that the policy says goes on after one",
+            "leave end tokens out; one is added to every answer",
+        )
+    return (*ids, policy.tokenizer.eos_token_id) if ids else ()

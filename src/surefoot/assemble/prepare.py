@@ -1,0 +1,92 @@
+"""Model, tokens and tasks of a run, before anybody samples or learns. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from surefoot.assemble.inputs import Inputs
+from surefoot.assemble.memory import keep_freed_memory
+from surefoot.config import Config
+from surefoot.errors import ConfigError, TaskError
+from surefoot.policy.chat import ChatCodec
+from surefoot.policy.load import Policy, load_policy, resolve_device
+from surefoot.records import Task
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What sampling and learning start from."""
+
+    policy: Policy
+    codec: ChatCodec
+    prompts: Mapping[str, tuple[int, ...]]
+    """Token ids of every task's prompt, by task id."""
+    train: tuple[Task, ...]
+    heldout: tuple[Task, ...]
+    width: int
+    """Longest prompt plus completion, in tokens."""
+    left_out: int
+    """Tasks whose prompt is longer than max_prompt_length."""
+    cramped: int
+    """Tasks whose prompt leaves less room in the context than max_completion_length."""
+
+
+def set_determinism(config: Config) -> None:
+    """Threads and kernels: part of the result, so set in one place. Bit-equal repeats are promised on the CPU."""
+    torch.set_num_threads(config.threads)
+    torch.use_deterministic_algorithms(resolve_device(config.device) == "cpu")
+    keep_freed_memory()
+
+
+def open_policy(config: Config, base: Path) -> tuple[Policy, ChatCodec]:
+    """The model with its tokenizer, as every process of the run loads it."""
+    set_determinism(config)
+    policy = load_policy(config.model, base=base, device=config.device, dtype=config.dtype)
+    return policy, ChatCodec(policy.tokenizer, policy.stop_ids, policy.spec.vocab, config.system_prompt)
+
+
+def prepare(config: Config, base: Path, inputs: Inputs) -> Prepared:
+    """Load the model and encode every prompt once; refuses what does not fit."""
+    policy, codec = open_policy(config, base)
+    prompts = {task.id: codec.encode_prompt(task.messages()) for task in (*inputs.train, *inputs.heldout)}
+    train = _fitting(inputs.train, prompts, config, policy.spec.max_positions)
+    heldout = _fitting(inputs.heldout, prompts, config, policy.spec.max_positions)
+    left_out = len(inputs.train) + len(inputs.heldout) - len(train) - len(heldout)
+    if len(train) < config.tasks_per_step:
+        raise TaskError(
+            f"{len(train)} tasks have prompts of at most {config.max_prompt_length} tokens, tasks_per_step is "
+            f"{config.tasks_per_step}",
+            f"{left_out} longer ones were left out",
+            "raise max_prompt_length",
+        )
+    if config.max_completion_length >= policy.spec.max_positions:
+        raise ConfigError(
+            f"max_completion_length = {config.max_completion_length}, the context {policy.spec.max_positions} tokens",
+            "every completion would be cut by the context instead of by you",
+            "lower max_completion_length",
+        )
+    longest = max(len(prompts[task.id]) for task in (*train, *heldout))
+    width = min(policy.spec.max_positions, longest + config.max_completion_length)
+    cramped = sum(len(prompts[t.id]) + config.max_completion_length > width for t in (*train, *heldout))
+    return Prepared(policy, codec, prompts, train, heldout, width, left_out, cramped)
+
+
+def _fitting(
+    tasks: Sequence[Task], prompts: Mapping[str, tuple[int, ...]], config: Config, context: int
+) -> tuple[Task, ...]:
+    """Tasks within max_prompt_length; one that cannot fit the context at all is refused by name."""
+    limit = config.max_prompt_length
+    kept = tuple(t for t in tasks if limit is None or len(prompts[t.id]) <= limit)
+    too_long = [t for t in kept if len(prompts[t.id]) >= context]
+    if too_long:
+        raise TaskError(
+            f"{len(too_long)} prompts leave no room in the model's context of {context} tokens, first {too_long[0].id} "
+            f"with {len(prompts[too_long[0].id])}",
+            "cutting a prompt would ask another question",
+            "set max_prompt_length to leave such tasks out, or use a model with a longer context",
+        )
+    return kept
