@@ -237,6 +237,9 @@ class Runtime(Protocol):
     def evaluate(self, tasks: Sequence[Task], step: int) -> EvalResult:
         """Answer held-out tasks without touching any training random stream."""
 
+    def preflight(self, tasks: Sequence[Task], *, audit: bool = False) -> list[Group]:
+        """Baseline completions, graded, before step 1: refuses a reward that cannot teach."""
+
     def close(self) -> None:
         """Stop engines and workers."""
 

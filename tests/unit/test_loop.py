@@ -363,13 +363,13 @@ def session(
     monkeypatch.setattr(module, "RewardPool", lambda *args, **kwargs: SilentView())
     out = tmp_path / "run"
 
-    def save(learner: Any, tokenizer: Any, target: Path, *, step: int, extra: Any) -> None:
+    def save(target: Path, *, step: int, extra: Any) -> None:
         saving(step)
         temporary = target.with_name(f".step_{step}.partial")
         temporary.mkdir()
         commit_folder(temporary, target, {"step": step})
 
-    monkeypatch.setattr("surefoot.policy.training_state.save_training_checkpoint", save)
+    parts.checkpoints = SimpleNamespace(save=save)
     sizes = ["tasks_per_step=2", "num_generations=4", "reward_workers=1"]
     loaded = load_config(None, [f"output_dir={out}", *sizes, *(words or ["max_steps=2"])])
     with contextlib.suppress(SurefootError, OSError):

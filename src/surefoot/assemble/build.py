@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from surefoot.assemble.checkpoints import Checkpoints, LocalCheckpoints
+from surefoot.assemble.checkpoints import Checkpoints, LocalCheckpoints
 from surefoot.assemble.inputs import Inputs
 from surefoot.assemble.learning import make_learner
 from surefoot.assemble.prepare import prepare
@@ -22,6 +24,7 @@ from surefoot.policy.chat import ChatCodec
 from surefoot.policy.learner import GRPOLearner
 from surefoot.policy.load import Policy
 from surefoot.policy.training_state import weights_of
+from surefoot.protocols import Runtime
 from surefoot.records import Task
 from surefoot.runtime.local import LocalRuntime
 from surefoot.runtime.orders import Sampling
@@ -37,7 +40,8 @@ class Parts:
     policy: Policy
     codec: ChatCodec
     learner: GRPOLearner
-    runtime: LocalRuntime
+    checkpoints: Checkpoints
+    runtime: Runtime
     train: tuple[Task, ...]
     heldout: tuple[Task, ...]
     left_out: int
@@ -58,7 +62,11 @@ def build(config: Config, base: Path, inputs: Inputs, pool: RewardPool) -> Parts
         collector, train=train_sampling(config, ready.width), evaluation=eval_sampling(config, ready.width),
         max_failures=config.max_reward_failures,
     )  # fmt: skip
-    return Parts(ready.policy, ready.codec, learner, runtime, ready.train, ready.heldout, ready.left_out, ready.cramped)
+    checkpoints = LocalCheckpoints(learner, ready.policy.tokenizer)
+    return Parts(
+        ready.policy, ready.codec, learner, checkpoints, runtime, ready.train, ready.heldout, ready.left_out,
+        ready.cramped,
+    )  # fmt: skip
 
 
 def parts_identity(parts: Parts) -> dict[str, str]:

@@ -54,7 +54,6 @@ def make_hooks(around: Surroundings) -> Hooks:
 def keep_checkpoints(run: Run, parts: Parts, keeper: Keeper) -> None:
     """From here on the run saves: weights, optimiser and its own state, durably; then prunes."""
     from surefoot.assemble.run_state import run_state
-    from surefoot.policy.training_state import save_training_checkpoint
 
     config, saved = run.config, time.monotonic()
 
@@ -68,7 +67,7 @@ def keep_checkpoints(run: Run, parts: Parts, keeper: Keeper) -> None:
         with run.hooks.phase("save"):
             state = run_state(run, keeper.journal.id)
             keeper.sync_metrics()  # a power cut must not take numbers that a resume would not write again
-            save_training_checkpoint(parts.learner, parts.policy.tokenizer, target, step=step, extra=state)
+            parts.checkpoints.save(target, step=step, extra=state)
             failpoint("session.after_save")
             keeper.batches.roll(step)
             keeper.prune(config.save_steps, None if run.best is None else run.best[0], run.hooks.warn)

@@ -38,13 +38,11 @@ def go_on(run: Run, parts: Parts, keeper: Keeper, view: View) -> None:
     """Bring learner, loop, ledger and metrics to the newest good checkpoint, or to step 0 when there is none."""
     from surefoot.assemble.run_state import restore_run
     from surefoot.loop import logging_due
-    from surefoot.policy.checkpoint_read import load_training_checkpoint
 
     found = newest_good(keeper.folder.root)
     failpoint("resume.found")
     if found.path is not None:
-        loaded = load_training_checkpoint(parts.learner, found.path)
-        restore_run(run, loaded.extra, keeper.journal.id)
+        restore_run(run, parts.checkpoints.load(found.path), keeper.journal.id)
     keeper.require(run.step, passes=run.config.num_iterations)
     _set_damaged_aside(keeper.folder, found, run.step, view)
     logged = [step for step in range(1, run.step + 1) if logging_due(run.config, step)]

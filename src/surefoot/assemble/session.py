@@ -140,6 +140,7 @@ def _start(around: Surroundings, *, resumed: bool) -> Run:
         from surefoot.assemble.build import build, parts_identity  # torch: after the plan is on the screen
 
         parts = build(config, around.loaded.base, around.inputs, around.pool)
+        around.later.callback(parts.runtime.close)
         confirm(keeper.journal, "parts", parts_identity(parts))
         _write_environment(around)
         _warn_of_tasks(parts, config, view)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from surefoot.assemble.inputs import Inputs
 from surefoot.assemble.keeper import Keeper
@@ -25,6 +26,8 @@ class Surroundings:
     sinks: Sinks
     stop: StopSignals
     view: View
+    later: ExitStack = field(default_factory=ExitStack)
+    """What else has to be closed, the last one first: the runtime with its processes, above all."""
 
     @property
     def config(self) -> Config:
@@ -32,8 +35,9 @@ class Surroundings:
         return self.loaded.config
 
     def close(self) -> None:
-        """Workers, sinks and screen first, the folder's lock last."""
+        """Engines, workers, sinks and screen first, the folder's lock last."""
         try:
+            self.later.close()
             self.pool.close()
             self.sinks.close()
             self.view.close()
