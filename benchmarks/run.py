@@ -28,7 +28,8 @@ from report import Row, as_markdown, as_text, goal_met, read_rows, write_between
 HERE = Path(__file__).parent
 ORDER = (
     "startup", "plugin_startup", "check_cost", "guard_rates", "bisect_noise", "affected", "chunked_loss", "decode",
-    "end_to_end", "durability", "keeping", "sinks", "learning",
+    "end_to_end", "durability", "keeping", "sinks", "routing", "weight_sync",
+    "overlap", "long_tail", "learning",
 )  # fmt: skip
 QUICK = {
     "startup": ["--runs", "3", "--pairs", "3", "--allow-dirty"],
@@ -43,6 +44,10 @@ QUICK = {
     "durability": ["--millions", "40", "--pairs", "3", "--allow-dirty"],
     "keeping": ["--steps", "2", "--smollm2-steps", "0", "--allow-dirty"],
     "sinks": ["--allow-dirty"],
+    "routing": ["--quick"],
+    "weight_sync": ["--quick"],
+    "overlap": ["--quick"],
+    "long_tail": ["--quick"],
     "learning": ["--seeds", "0", "max_steps=2"],
 }
 FULL = {"chunked_loss": ["--pairs", "7"]}

@@ -94,6 +94,7 @@ def main() -> None:
     with RewardPool(inputs.functions, workers=config.reward_workers, timeout_s=60.0) as pool:
         from surefoot.assemble.build import build
         from surefoot.loop import Hooks, Run, train
+        from surefoot.runtime.books import LooseBooks
 
         parts = build(config, Path.cwd(), inputs, pool)
         parts.codec.stop_ids = frozenset()  # exactly max_completion_length tokens: nothing ends a turn early
@@ -102,7 +103,7 @@ def main() -> None:
             log=turns.note_metrics, keep_groups=turns.note_groups, evaluated=lambda *_: None, warn=print,
             refused=lambda *_: None, save=lambda *_: None,
         )  # fmt: skip
-        run = Run(config, parts.runtime, parts.learner, parts.codec, turns.next_tasks, (), hooks)
+        run = Run(config, parts.runtime, parts.learner, parts.codec, LooseBooks(turns.next_tasks), (), hooks)
         gate.ready(config.model_dump(mode="json"))
         try:
             train(run)

@@ -100,6 +100,17 @@ def _fleet_problems(config: Config) -> Iterator[str]:
             f"max_staleness = {config.max_staleness} with importance_sampling_correction = false: samples from older "
             "weights would be weighed as if they were new; set importance_sampling_correction = true"
         )
+    sync, passes = config.weight_sync_steps, max(1, config.num_iterations)
+    if sync > 1 and sync % passes:
+        yield (
+            f"weight_sync_steps = {sync} is not a multiple of num_iterations = {passes}: weights are published after "
+            "the last pass over a batch"
+        )
+    elif sync > 1 and config.max_staleness < sync - passes:  # `runtime.schedule` derives it
+        yield (
+            f"weight_sync_steps = {sync} with max_staleness = {config.max_staleness} and num_iterations = {passes}: "
+            f"the last batch before a sync is {sync - passes} versions old; set max_staleness = {sync - passes} or more"
+        )
     if config.eval_steps % max(1, config.weight_sync_steps):
         yield (
             f"eval_steps = {config.eval_steps} is not a multiple of weight_sync_steps = {config.weight_sync_steps}: "

@@ -17,6 +17,7 @@ SurefootError                 70  a bug of ours, when nothing below fits
 ├── StoppedError              75  stopped on request; what was done is saved
 ├── StalledError              76  nothing moved for too long; the stacks are in a file
 ├── FleetError                77  engines, workers or the learner are gone and cannot be replaced
+│   └── LearnerLostError       77  the learner's process is gone; a session goes on from the journal by itself
 └── CollapseStopError         79  the guard stopped a run that was hurting the model
 """
 
@@ -133,6 +134,10 @@ class FleetError(SurefootError):
     """Engines, rollout workers or the learner are gone, and replacing them did not help."""
 
     exit_code = 77
+
+
+class LearnerLostError(FleetError):
+    """The learner's process is gone, and with it every weight since the last checkpoint; the journal has the rest."""
 
 
 class CollapseStopError(SurefootError):

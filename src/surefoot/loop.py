@@ -25,6 +25,7 @@ from surefoot.records import Group, TrainSample
 from surefoot.stopping import StopRequested
 from surefoot.store.failpoints import failpoint
 from surefoot.tracking.summary import group_metrics
+from surefoot.tracking.timeline import span
 
 __all__ = ["Hooks", "Metrics", "Run", "StopRequested", "train"]
 
@@ -40,8 +41,7 @@ def train(run: Run) -> None:
         evaluate(run)
     while run.step < config.max_steps and not halted(run):
         started, done = time.perf_counter(), run.step % passes
-        with keeping(run):
-            batch = run.books.draw(run.step - done + 1, config.tasks_per_step)
+        batch = draw(run, run.step - done + 1)
         groups = collect(run, batch)  # collect
         if run.hooks.stop() and batch.groups is None:  # nothing has changed yet: the batch is played again
             raise StopRequested
@@ -54,7 +54,7 @@ def train(run: Run) -> None:
             last = iteration == passes - 1
             metrics = learn(run, samples, iteration)  # pack, learn
             learned = time.perf_counter()
-            if last:
+            if last and sync_due(run):
                 metrics |= publish(run)  # publish
             metrics |= group_metrics(groups) | run.lost | _timing(groups, started, collected - started, learned - ready)
             log(run, metrics, groups)  # log
@@ -66,8 +66,20 @@ def train(run: Run) -> None:
                 evaluate(run)  # judge
             finish_step(run)
     if run.last_eval_step != run.step:
+        if not sync_due(run):
+            publish(run)
         evaluate(run)
     obey(run)
+
+
+def draw(run: Run, step: int) -> Assignment:
+    """The batch that begins at `step`; when it comes with its groups, waiting for them was collecting, not keeping."""
+    started = time.perf_counter()
+    with span("draw"):  # asynchronous: waiting for groups
+        batch = run.books.draw(step, run.config.tasks_per_step)
+    if batch.groups is None:
+        run.keep_seconds += time.perf_counter() - started
+    return batch
 
 
 def collect(run: Run, batch: Assignment) -> Sequence[Group]:
@@ -86,8 +98,14 @@ def publish(run: Run) -> Metrics:
     failpoint("loop.before_publish")
     with run.hooks.phase("publish"):
         metrics = dict(run.runtime.publish(run.learner.weights(), run.learner.version))
+    run.hooks.published(run.learner.version)
     failpoint("loop.after_publish")
     return metrics
+
+
+def sync_due(run: Run) -> bool:
+    """Whether the engines get the weights after this step: on the cadence, and before every look at them."""
+    return run.step % run.config.weight_sync_steps == 0 or evaluation_due(run)
 
 
 def prepare(run: Run, groups: Sequence[Group], *, again: bool = False) -> list[TrainSample]:
@@ -147,6 +165,7 @@ def learn(run: Run, samples: Sequence[TrainSample], iteration: int) -> Metrics:
 def log(run: Run, metrics: Metrics, groups: Sequence[Group]) -> None:
     """Write the step's numbers on the logging cadence, and the rollouts always."""
     failpoint("loop.before_log")
+    metrics |= run.hooks.gauges()
     metrics["timing/keep"], run.keep_seconds = run.keep_seconds, 0.0
     run.last_metrics = metrics
     run.between.step(metrics)
@@ -197,6 +216,7 @@ def finish_step(run: Run) -> None:
     if is_best or (every and run.step % every == 0) or run.hooks.due():
         with keeping(run):
             run.hooks.save(run.step)
+    run.hooks.finished(run.step)
     obey(run)
     if run.hooks.stop() and not halted(run):
         raise StopRequested

@@ -45,6 +45,12 @@ class Hooks:
     stop: Callable[[], bool] = lambda: False
     phase: Callable[[str], AbstractContextManager[object]] = _no_phase
     """Entered for every piece of a step, by name: collect, learn, publish, evaluate, save."""
+    published: Callable[[int], None] = lambda version: None
+    """Engines serve this version from now on, with proof."""
+    finished: Callable[[int], None] = lambda step: None
+    """Nothing more belongs to this step: it was logged, looked at and saved."""
+    gauges: Callable[[], Metrics] = dict
+    """What others have to say of the step's batch, such as how old it is; asked once per step, before it is logged."""
 
 
 @dataclass

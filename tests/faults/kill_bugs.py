@@ -71,13 +71,13 @@ def _lease_dropped() -> None:
 def _other_order() -> None:
     from surefoot.runtime.books import RunBooks
 
-    real = RunBooks._plan_epoch
+    real = RunBooks.plan_epoch
 
-    def plan_epoch(self: Any, needed: int) -> None:
+    def plan_epoch(self: Any, needed: int, held: Any = ()) -> None:
         self._seed += 1
-        real(self, needed)
+        real(self, needed, held)
 
-    RunBooks._plan_epoch = plan_epoch  # type: ignore[method-assign]
+    RunBooks.plan_epoch = plan_epoch  # type: ignore[method-assign]
 
 
 def _other_groups() -> None:

@@ -10,6 +10,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import figures
 import pytest
@@ -45,7 +46,12 @@ def tasks(found: dict[str, dict[str, int]]) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def by_turns(steps: range) -> list[Any]:
+    """Every other step each day, all of them at night; killed and asked take turns, so that each has one every day."""
+    return [pytest.param(step, marks=pytest.mark.nightly if place % 2 else []) for place, step in enumerate(steps)]
+
+
+@pytest.mark.parametrize("step", by_turns(range(STEPS, 0, -1)))
 def test_killed_in_this_step_the_run_does_every_planned_step_once(
     bench: Bench, step: int, record_property: Callable[[str, object], None]
 ) -> None:
@@ -55,7 +61,7 @@ def test_killed_in_this_step_the_run_does_every_planned_step_once(
     note(record_property, "killed in a step of a 3-epoch run, then resumed: planned = executed, bit-equal")
 
 
-@pytest.mark.parametrize("step", range(1, STEPS))
+@pytest.mark.parametrize("step", by_turns(range(1, STEPS)))
 def test_asked_to_stop_in_this_step_the_run_saves_and_goes_on(
     bench: Bench, step: int, record_property: Callable[[str, object], None]
 ) -> None:

@@ -12,14 +12,13 @@ import pty
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import kill_plants
 import pytest
-from command import ROOT
+from command import typed
 from figures import Record, note
 from kill_kit import Driver, Ended
 from kill_runs import Bench, Case
@@ -131,8 +130,7 @@ def test_a_hang_up_does_not_stop_a_run(bench: Bench) -> None:
 
 
 def command(folder: Path) -> tuple[list[str], dict[str, str]]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "OMP_NUM_THREADS": "1"}
-    return [sys.executable, "-m", "surefoot", "train", "run.toml"], env
+    return typed("train", "run.toml"), {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
 
 
 def test_a_reader_who_has_enough_does_not_stop_a_run(bench: Bench) -> None:

@@ -216,6 +216,7 @@ def test_planted_raise_on_one_rank_only_leaves_the_other_waiting(tmp_path: Path,
     assert "CollapseStopError" not in reports[1]["error"], "it found out by its collective breaking down"
 
 
+@pytest.mark.nightly  # TRL's imports, twice; every day tests/parity/test_trl_guard.py has the real one, and stubs the ranks
 def test_the_installed_trl_stops_on_both_ranks_with_equal_weights(tmp_path: Path, repo: Path) -> None:
     pytest.importorskip("trl", reason="needs the trl extra")
     reports = two_ranks(REAL, "real", tmp_path, repo, limit=300)

@@ -21,6 +21,7 @@ from pathlib import Path
 import yaml
 from exceptions import DOC_BLOCKS
 from repo_tree import SRC
+from warm_command import WarmCommand
 
 LANGUAGES = ("sh", "python", "toml", "yaml", "json", "text")
 FENCE = re.compile(
@@ -114,8 +115,11 @@ def unused_files(document: str, text: str) -> list[str]:
     return lost
 
 
-def run_blocks(document: str, text: str, folder: Path) -> str:
-    """Run the blocks of one document in order in `folder`; what went wrong, or nothing."""
+def run_blocks(document: str, text: str, folder: Path, warm: WarmCommand | None = None) -> str:
+    """Run the blocks of one document in order in `folder`; what went wrong, or nothing.
+
+    With `warm`, `surefoot` and the interpreter of the `python` blocks are forks that have their libraries loaded.
+    """
     found = [block for block in blocks(text) if block.key(document) not in DOC_BLOCKS]
     for block in found:
         if block.file:
@@ -132,26 +136,35 @@ def run_blocks(document: str, text: str, folder: Path) -> str:
     if not names:
         return ""
     (aside / "run_all.py").write_text(DRIVER.replace("DOCUMENT", repr(document)), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", ".blocks/run_all.py", *names],
-        cwd=folder, env=environment(aside), capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    return "" if done.returncode == 0 else done.stdout[-3000:] + done.stderr[-4000:]
+    words, env = ["-W", "error", ".blocks/run_all.py", *names], environment(aside, warm)
+    if warm:
+        code, out, err = warm.run(words, folder, env, what="python", timeout_s=300)
+    else:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+        )
+        code, out, err = done.returncode, done.stdout, done.stderr
+    return "" if code == 0 else out[-3000:] + err[-4000:]
 
 
-def environment(aside: Path) -> dict[str, str]:
+def environment(aside: Path, warm: WarmCommand | None) -> dict[str, str]:
     """A reader's environment: `surefoot` and `python` on PATH, a home of its own, a name for git, no network."""
     tools, home = aside / "bin", aside / "home"
     tools.mkdir()
     home.mkdir()
-    for name, words in {"surefoot": '-m surefoot "$@"', "python": '"$@"', "pytest": '-m pytest "$@"'}.items():
+    commands = {"surefoot": '-m surefoot "$@"', "python": '"$@"', "pytest": '-m pytest "$@"'}
+    alone = {}
+    if warm:
+        alone["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # every plugin of this environment, for every small session
+        commands |= {name: f'{warm.client} {name} {warm.address} "$@"' for name in warm.programs}
+    for name, words in commands.items():
         (tools / name).write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {words}\n", encoding="utf-8")
         (tools / name).chmod(0o755)
     nowhere = "http://127.0.0.1:9"  # a port where nobody listens
     people = {f"GIT_{who}_{what}": f"{value}" for who in ("AUTHOR", "COMMITTER")
               for what, value in {"NAME": "Reader", "EMAIL": "reader@example.org"}.items()}  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_", "COVERAGE_"))}
-    return kept | people | {
+    return kept | people | alone | {
         "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "HOME": str(home), "PYTHONPATH": str(SRC), "NO_COLOR": "1", "COLUMNS": "120",
         "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "1",

@@ -111,6 +111,7 @@ def imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def run_python(*args: str, cwd: Path = ROOT, src: Path = SRC, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """This interpreter on `args` with our package first on the path; output captured as text."""
     env = os.environ | {"PYTHONPATH": str(src), "NO_COLOR": "1", "COLUMNS": "120"}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a pytest inside the pytest has nobody else's plugins to load
     return subprocess.run(
         [sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False
     )

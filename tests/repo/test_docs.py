@@ -11,6 +11,7 @@ from doc_blocks import Block, blocks, commands, malformed, run_blocks, unused_fi
 from exceptions import DOC_BLOCKS
 from list_files import rewritten
 from repo_tree import DOCS, PACKAGE, ROOT, python_files, relative
+from warm_command import shared
 
 PAGES = [*DOCS, ROOT / "CONTRIBUTING.md", ROOT / "tests" / "README.md"]
 
@@ -18,6 +19,15 @@ PAGES = [*DOCS, ROOT / "CONTRIBUTING.md", ROOT / "tests" / "README.md"]
 @pytest.mark.slow  # `make check` leaves it to `make test`
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_every_block_executes(path: Path, tmp_path: Path) -> None:
+    """One page in interpreters of its own; the others, until the night, in forks that have the libraries loaded."""
+    text = path.read_text(encoding="utf-8")
+    warm = None if path.name == "sinks.md" else shared(*(["trl"] if "from trl import" in text else []))
+    assert run_blocks(relative(path), text, tmp_path, warm) == ""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", PAGES, ids=relative)
+def test_every_block_executes_in_fresh_interpreters(path: Path, tmp_path: Path) -> None:
     assert run_blocks(relative(path), path.read_text(encoding="utf-8"), tmp_path) == ""
 
 

@@ -134,8 +134,8 @@ def test_what_pytest_itself_writes_is_understood(tmp_path: Path) -> None:
         f"    record_property('figure', json.dumps({KILLS!r}))\n"
     )
     reports = tmp_path / "reports"
-    words = ["-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-n", "2", f"--junitxml={reports}/side.xml"]
-    done = run_python("-m", "pytest", *words, "test_it.py", cwd=tmp_path)
+    words = ["-q", "-p", "no:cacheprovider", "-p", "xdist.plugin", "--rootdir", str(tmp_path), "-n", "2"]
+    done = run_python("-m", "pytest", *words, f"--junitxml={reports}/side.xml", "test_it.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = read_rows(reports)
     assert (row.figure, row.times, row.bad, row.kind) == ("P1", 40, 0, "every day")

@@ -51,9 +51,9 @@ def inner(tmp_path: Path) -> Path:
 
 
 def test_a_gpu_test_is_skipped_with_a_counted_reason(inner: Path) -> None:
+    (inner / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n", encoding="utf-8")
     (inner / "test_gpu.py").write_text(
-        "import pytest, torch\ntorch.cuda.is_available = lambda: False\npytestmark = pytest.mark.gpu\n"
-        "def test_a(): raise RuntimeError\ndef test_b(): raise RuntimeError\n",
+        "import pytest\npytestmark = pytest.mark.gpu\ndef test_a(): raise RuntimeError\ndef test_b(): raise RuntimeError\n",
         encoding="utf-8",
     )
     result = run_python("-m", "pytest", "-p", "no:cacheprovider", cwd=inner)

@@ -1,4 +1,4 @@
-"""Runs the real command in a process of its own, as a user would, and reads what it left behind."""
+"""Runs the real command in a process of its own, and reads what it left behind."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import warm_command
+
 ROOT = Path(__file__).parents[2]
 SHORT = [
-    "max_steps=100",
-    "eval_steps=100",
+    "max_steps=60",
+    "eval_steps=60",
     "eval_tasks=400",
     "lr_scheduler_type=constant",
     "target_metric=eval_accuracy",
-    "target_value=0.7",
+    "target_value=0.6",
 ]
-"""The shorter form of the built-in run: fewer steps, and a target that only learning reaches."""
+"""The shorter form of the built-in run: fewer steps, and a target that only learning reaches.
+
+The warm start solves 0.26 of 400 tasks; three seeds came to 0.735, 0.738 and 0.748, with a standard error of 0.02.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,14 +46,18 @@ class Ran:
 
 
 def surefoot(
-    *words: str, cwd: Path, planted: str | None = None, run: str = "run", env: dict[str, str] | None = None
+    *words: str,
+    cwd: Path,
+    planted: str | None = None,
+    run: str = "run",
+    env: dict[str, str] | None = None,
+    fresh: bool = False,
 ) -> Ran:
-    """`surefoot WORDS...` in `cwd`; with `planted`, the same command with that bug put in first."""
-    entry = (
-        [sys.executable, "-m", "surefoot"]
-        if planted is None
-        else [sys.executable, str(ROOT / "tests/runs/planted.py"), planted]
-    )
+    """`surefoot WORDS...` in `cwd`; with `planted`, the same command with that bug put in first.
+
+    It runs in a fork of a process that has the libraries loaded (`warm_command.py`). `fresh` asks for an interpreter of
+    its own, for tests of how the command starts; an environment that only a fresh one would read gets one unasked.
+    """
     where = [f"output_dir={run}"] if words and words[0] == "train" and run else []
     if where and not any(word.startswith(("threads=", "device=")) for word in words):
         where.append("threads=1")  # two of these run side by side
@@ -58,7 +67,27 @@ def surefoot(
         "NO_COLOR": "1",
         **(env or {}),
     }
+    fresh |= any(
+        word.startswith("runtime.kind=") and word != "runtime.kind=local" for word in words
+    )  # its own start-up
+    warm = None if fresh else warm_command.shared()
+    if warm and warm.serves(environment, env or ()):
+        return Ran(*warm.run([*words, *where], cwd, environment, planted=planted), cwd / run)
+    entry = [sys.executable, "-m", "surefoot"]
+    if planted is not None:
+        entry = [sys.executable, str(ROOT / "tests/runs/planted.py"), planted]
     done = subprocess.run(
         [*entry, *words, *where], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     return Ran(done.returncode, done.stdout, done.stderr, cwd / run)
+
+
+def typed(*words: str) -> list[str]:
+    """What to start for `surefoot WORDS...` as a process that can be sent signals: it stands for the fork."""
+    return [sys.executable, "-I", "-S", warm_command.__file__, "surefoot", warm_command.shared().address, *words]
+
+
+def python(script: Path, cwd: Path) -> Ran:
+    """`python SCRIPT` in `cwd`, for a script that imports surefoot: a fork that has it loaded."""
+    warm = warm_command.shared()
+    return Ran(*warm.run([str(script)], cwd, warm.env, what="python"), cwd / "run")

@@ -7,7 +7,8 @@ and the exit code is the command's own. The bugs:
     mask_shift_right            one position too late: the first token is not trained, and padding is
     flip_advantages_after_checks  advantages change sign between the invariants and the loss
     shuffle_rewards             rewards are dealt out anew over all rollouts of a step, so no check can see it
-    skip_publish                from the second version on, publish reports success and the engine keeps its weights
+    forget_the_guard            nobody tells the guard of an evaluation
+    skip_publish                from the second version on, loading reports success and the engine keeps its weights
 
 A bug is planted after the reward workers are forked: planting needs torch, and forking comes before it.
 """
@@ -41,6 +42,8 @@ def _shift_mask(by: int) -> None:
 
     def shifted(samples: Any, **keys: Any) -> Any:
         batch, stats = real(samples, **keys)
+        if samples[0].item_id.startswith("probe/"):
+            return batch, stats  # what proves a sync is scored, not trained
         mask = batch.mask.roll(by, dims=1)
         mask[:, 0 if by > 0 else -1] = False
         return replace(batch, mask=mask), stats
@@ -79,24 +82,32 @@ def shuffle_rewards() -> None:
 
 def skip_publish() -> None:
     """Version 0 arrives, as a copy; every later version is only a number."""
-    from surefoot.runtime.local import LocalRuntime
+    from surefoot.engines.embedded import EmbeddedEngine
 
-    real = LocalRuntime.publish
+    real = EmbeddedEngine.load_weights
 
-    def publish(self: LocalRuntime, weights: Mapping[str, Any], version: int) -> Mapping[str, float]:
-        if version == 0:  # copied, since an engine may read the learner's tensors in place
-            return real(self, {name: tensor.detach().clone() for name, tensor in weights.items()}, version)
-        engine: Any = self.collector.engine
-        engine._version = version
-        return {"timing/publish": 0.0}
+    def load_weights(self: EmbeddedEngine, weights: Mapping[str, Any], version: int) -> None:
+        if self._version is None:  # copied, since an engine reads the learner's tensors in place
+            real(self, {name: tensor.detach().clone() for name, tensor in weights.items()}, version)
+        self._version = version
 
-    LocalRuntime.publish = publish  # type: ignore[method-assign]
+    EmbeddedEngine.load_weights = load_weights  # type: ignore[method-assign]
+
+
+def forget_the_guard() -> None:
+    """The one call that tells it is gone."""
+    from surefoot import loop
+
+    loop.fold = lambda run: {}  # type: ignore[attr-defined]
 
 
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
-    for plant in (mask_shift_left, mask_shift_right, flip_advantages_after_checks, shuffle_rewards, skip_publish)
-}
+    for plant in (
+        mask_shift_left, mask_shift_right, flip_advantages_after_checks, shuffle_rewards, skip_publish,
+        forget_the_guard,
+    )
+}  # fmt: skip
 
 
 def plant_after_fork(plant: Plant) -> None:

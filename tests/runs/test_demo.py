@@ -81,7 +81,9 @@ def test_planted_missing_call_site_makes_the_demo_exit_1(tmp_path: Path) -> None
     assert "FAIL  both runs are in" in ran.out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)  # the same road; tests/faults/test_stop_signals.py sends both to every phase of a run
 def test_a_stop_request_ends_the_run_too_and_exits_75(tmp_path: Path, number: signal.Signals) -> None:
     paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(

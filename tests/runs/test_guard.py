@@ -6,13 +6,10 @@ held-out accuracy, which knows the right answers, falls to nothing.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from command import ROOT, Ran, surefoot
+from command import Ran, surefoot
 
 REWARDS = """
 def starts_with_nine(completions, **columns):
@@ -37,19 +34,6 @@ min_evals = 3
 decline_patience = 2
 ema_alpha = 0.5
 margin_se = 2.0
-"""
-WITHOUT_THE_CALL = """
-import sys
-from planted import plant_after_fork
-
-def forget_the_guard():
-    from surefoot import loop
-    loop.fold = lambda run: {}
-
-plant_after_fork(forget_the_guard)
-from surefoot.cli import main
-sys.argv = ["surefoot", *sys.argv[1:]]
-main()
 """
 
 
@@ -148,12 +132,6 @@ def numbers(ran: Ran) -> list[dict[str, float]]:
 
 def test_planted_missing_call_site_lets_the_run_pass(tmp_path: Path) -> None:
     """Teeth: without the call the run goes to its end and passes, so the first test above would be red."""
-    home = project(tmp_path)
-    (home / "command_without_guard.py").write_text(WITHOUT_THE_CALL)
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests/runs")])
-    done = subprocess.run(
-        [sys.executable, "command_without_guard.py", "train", "hack.toml", "max_steps=6", "output_dir=run"],
-        cwd=home, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert Ran(0, "", "", home / "run").verdict["guard"]["evaluations"] == 0
+    ran = surefoot("train", "hack.toml", "max_steps=6", cwd=project(tmp_path), planted="forget_the_guard")
+    assert ran.code == 0, ran.err
+    assert ran.verdict["guard"]["evaluations"] == 0

@@ -14,7 +14,7 @@ from command import SHORT, Ran, surefoot
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return surefoot("train", *SHORT, cwd=tmp_path_factory.mktemp("learned"))
+    return surefoot("train", *SHORT, cwd=tmp_path_factory.mktemp("learned"), fresh=True)
 
 
 @pytest.mark.config_key("target_metric", "target_value", "eval_steps", "eval_tasks", "max_steps")
@@ -23,8 +23,8 @@ def test_the_built_in_run_reaches_its_target(learned: Ran) -> None:
     assert learned.verdict["status"] == "PASS"
     first, last = (m["eval_accuracy"] for m in learned.metrics if "eval_accuracy" in m)
     assert 0.1 <= first <= 0.4, "the warm start solves 10 to 40 % of held-out tasks"
-    assert last >= 0.7
-    assert learned.verdict["executed_steps"] == learned.verdict["planned_steps"] == 100
+    assert last >= 0.65
+    assert learned.verdict["executed_steps"] == learned.verdict["planned_steps"] == 60
 
 
 def test_sampler_and_learner_agree_on_every_token_of_step_1(learned: Ran) -> None:
@@ -55,13 +55,13 @@ def test_a_null_control_does_not_reach_the_target(tmp_path: Path, planted: str |
     ran = surefoot("train", *SHORT, *extra, cwd=tmp_path, planted=planted)
     assert ran.code == 1, ran.err
     assert ran.verdict["status"] == "FAIL"
-    assert ran.verdict["executed_steps"] == 100, "it must fail by what it measured, not by stopping early"
-    assert [m for m in ran.metrics if "eval_accuracy" in m][-1]["eval_accuracy"] < 0.6
+    assert ran.verdict["executed_steps"] == 60, "it must fail by what it measured, not by stopping early"
+    assert [m for m in ran.metrics if "eval_accuracy" in m][-1]["eval_accuracy"] < 0.45
 
 
 @pytest.mark.parametrize("planted", ["mask_shift_left", "mask_shift_right"])
 def test_a_mask_that_is_off_by_one_is_refused_at_step_1(tmp_path: Path, planted: str) -> None:
-    ran = surefoot("train", "max_steps=3", cwd=tmp_path, planted=planted)
+    ran = surefoot("train", "max_steps=3", "num_tasks=1000", cwd=tmp_path, planted=planted)
     assert ran.code == 1, ran.err
     assert "InvariantError" in ran.err
     assert "the policy sampled" in ran.err
@@ -69,6 +69,6 @@ def test_a_mask_that_is_off_by_one_is_refused_at_step_1(tmp_path: Path, planted:
 
 
 def test_weights_that_never_reach_the_sampler_are_noticed_within_a_step(tmp_path: Path) -> None:
-    ran = surefoot("train", "max_steps=5", cwd=tmp_path, planted="skip_publish")
+    ran = surefoot("train", "max_steps=5", "num_tasks=1000", cwd=tmp_path, planted="skip_publish")
     assert ran.code in (1, 78), ran.err
     assert ran.verdict["executed_steps"] <= 1

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from command import ROOT, surefoot
+from command import python, surefoot
 
 REWARDS = """
 def score(prompts, completions, answer, **columns):
@@ -44,7 +41,7 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.mark.config_key("model", "tasks", "reward_funcs")
 def test_a_config_file_with_own_tasks_and_rewards_trains(project: Path) -> None:
-    ran = surefoot("train", str(project / "my.toml"), "--max-steps", "3", cwd=project)
+    ran = surefoot("train", str(project / "my.toml"), "--max-steps", "3", cwd=project, fresh=True)
     assert ran.code == 0, ran.err
     steps = [m for m in ran.metrics if "reward" in m]
     assert len(steps) == 3
@@ -74,17 +71,9 @@ def test_the_same_from_python_with_a_closure(project: Path) -> None:
         "                         max_completion_length=6, eval_tasks=10, output_dir='run')\n"
         "print('verdict', outcome.verdict, outcome.metrics['eval_accuracy'])\n"
     )
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "verdict PASS" in done.stdout
+    ran = python(script, cwd=project)
+    assert ran.code == 0, ran.err
+    assert "verdict PASS" in ran.out
 
 
 def test_a_folder_that_holds_a_run_is_refused(project: Path) -> None:

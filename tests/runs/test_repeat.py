@@ -7,7 +7,8 @@ from pathlib import Path
 from command import Ran, surefoot
 
 CLOCKED = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share")
-WORDS = ["max_steps=4", "tasks_per_step=4", "eval_tasks=40", "eval_steps=2"]
+WORDS = ["max_steps=4", "tasks_per_step=4", "eval_tasks=40", "eval_steps=2", "num_tasks=1000"]
+FEW = ["max_steps=3", "tasks_per_step=4", "eval_tasks=20", "num_tasks=1000"]
 
 
 def unclocked(ran: Ran) -> list[dict[str, float]]:
@@ -15,7 +16,7 @@ def unclocked(ran: Ran) -> list[dict[str, float]]:
 
 
 def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
-    first = surefoot("train", *WORDS, cwd=tmp_path, run="a")
+    first = surefoot("train", *WORDS, cwd=tmp_path, run="a", fresh=True)  # another interpreter, other hashes of strings
     second = surefoot("train", *WORDS, cwd=tmp_path, run="b")
     other = surefoot("train", *WORDS, "seed=1", cwd=tmp_path, run="c")
     assert (first.code, second.code, other.code) == (0, 0, 0), first.err + second.err + other.err
@@ -29,12 +30,8 @@ def test_same_seed_same_bits_other_seed_other_bits(tmp_path: Path) -> None:
 
 def test_looking_on_changes_nothing(tmp_path: Path) -> None:
     """Evaluating more often draws from other streams, so the training rows stay bit-equal."""
-    often = surefoot(
-        "train", "max_steps=3", "tasks_per_step=4", "eval_tasks=20", "eval_steps=1", cwd=tmp_path, run="often"
-    )
-    never = surefoot(
-        "train", "max_steps=3", "tasks_per_step=4", "eval_tasks=20", "eval_on_start=false", cwd=tmp_path, run="never"
-    )
+    often = surefoot("train", *FEW, "eval_steps=1", cwd=tmp_path, run="often")
+    never = surefoot("train", *FEW, "eval_on_start=false", cwd=tmp_path, run="never")
     rows = [[r for r in unclocked(ran) if "reward" in r] for ran in (often, never)]
     assert rows[0] == rows[1]
     assert len(rows[0]) == 3

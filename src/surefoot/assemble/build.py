@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from surefoot.assemble.ahead import Ahead, play_ahead_here
 from surefoot.assemble.checkpoints import Checkpoints, LocalCheckpoints
-from surefoot.assemble.checkpoints import Checkpoints, LocalCheckpoints
+from surefoot.assemble.engines import make_engine
 from surefoot.assemble.inputs import Inputs
-from surefoot.assemble.learning import make_learner
-from surefoot.assemble.prepare import prepare
+from surefoot.assemble.learning import canary_tolerance, make_learner
+from surefoot.assemble.prepare import Prepared, prepare
 from surefoot.config import Config
-from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.envs.reward_pool import RewardPool
 from surefoot.envs.single_turn import SingleTurnEnvironment
 from surefoot.guards.collapse import HeldOutGuard
@@ -27,10 +27,7 @@ from surefoot.policy.training_state import weights_of
 from surefoot.protocols import Runtime
 from surefoot.records import Task
 from surefoot.runtime.local import LocalRuntime
-from surefoot.runtime.orders import Sampling
 from surefoot.runtime.rollout import RolloutCollector
-
-MAX_AUTO_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -42,39 +39,54 @@ class Parts:
     learner: GRPOLearner
     checkpoints: Checkpoints
     runtime: Runtime
+    prompts: Mapping[str, tuple[int, ...]]
     train: tuple[Task, ...]
     heldout: tuple[Task, ...]
     left_out: int
     """Tasks whose prompt is longer than max_prompt_length."""
     cramped: int
     """Tasks whose prompt leaves less room in the context than max_completion_length."""
+    identity: Mapping[str, str]
+    """What the model and the tasks are that the run begins with, as digests; a resume compares them."""
+    ahead: Ahead | None = None
+    """Who plays while the learner learns; None when they take turns."""
 
 
-def build(config: Config, base: Path, inputs: Inputs, pool: RewardPool) -> Parts:
-    """Load the model, encode every prompt once, and wire the rest."""
+def build(config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path | None = None) -> Parts:
+    """Load the model, encode every prompt once, and wire the rest.
+
+    Args:
+        logs: where processes of this run write what they print; needed for those that are not this one.
+    """
+    if config.runtime.kind == "ray":
+        assert logs is not None, "processes elsewhere need a place for what they print"
+        from surefoot.assemble.on_ray import build_on_ray  # the only way to ray
+
+        return build_on_ray(config, base, inputs, pool, logs)
     ready = prepare(config, base, inputs)
     learner = make_learner(config, base, ready.policy, ready.codec, ready.train)
+    engine = make_engine(config, ready.policy, ready.engine_width)
     collector = RolloutCollector(
-        _engine(config, ready.policy, ready.width), SingleTurnEnvironment(pool, inputs.weights, inputs.metric),
-        ready.codec, ready.prompts, seed=config.seed, token_count=ready.codec.token_count,
+        engine, SingleTurnEnvironment(pool, inputs.weights, inputs.metric), ready.codec, ready.prompts,
+        seed=config.seed, token_count=ready.codec.token_count,
     )  # fmt: skip
     runtime = LocalRuntime(
-        collector, train=train_sampling(config, ready.width), evaluation=eval_sampling(config, ready.width),
-        max_failures=config.max_reward_failures,
+        collector, train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
+        score=learner.score, tolerance=canary_tolerance(config),
     )  # fmt: skip
-    checkpoints = LocalCheckpoints(learner, ready.policy.tokenizer)
+    ahead = play_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
     return Parts(
-        ready.policy, ready.codec, learner, checkpoints, runtime, ready.train, ready.heldout, ready.left_out,
-        ready.cramped,
+        ready.policy, ready.codec, learner, LocalCheckpoints(learner, ready.policy.tokenizer), runtime, ready.prompts,
+        ready.train, ready.heldout, ready.left_out, ready.cramped, identity_of(ready), ahead,
     )  # fmt: skip
 
 
-def parts_identity(parts: Parts) -> dict[str, str]:
-    """What the model and the tasks are that a run began with, as digests; a resume compares them."""
+def identity_of(ready: Prepared) -> dict[str, str]:
+    """Digests of what a run begins with."""
     return {
-        "train_sha256": _digest(task.id.encode() for task in parts.train),
-        "heldout_sha256": _digest(task.id.encode() for task in parts.heldout),
-        "weights_sha256": _digest(_weight_bytes(parts.policy.model)),
+        "train_sha256": _digest(task.id.encode() for task in ready.train),
+        "heldout_sha256": _digest(task.id.encode() for task in ready.heldout),
+        "weights_sha256": _digest(_weight_bytes(ready.policy.model)),
     }
 
 
@@ -90,24 +102,6 @@ def _weight_bytes(net: Any) -> Iterator[bytes]:
     for name, value in weights_of(net).items():
         yield name.encode()
         yield value.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def _engine(config: Config, policy: Policy, width: int) -> EmbeddedEngine:
-    assert config.engine.kind == "embedded", "the config knows no other engine"
-    rows = config.engine.rows or min(MAX_AUTO_ROWS, config.rollouts_per_step)
-    parameter = next(policy.model.parameters())
-    return EmbeddedEngine(policy.spec, rows=rows, max_width=width, device=str(parameter.device), dtype=parameter.dtype)
-
-
-def train_sampling(config: Config, width: int) -> Sampling:
-    """How training answers are drawn."""
-    return Sampling(config.num_generations, config.temperature, config.max_completion_length, width)
-
-
-def eval_sampling(config: Config, width: int) -> Sampling:
-    """How held-out answers are drawn."""
-    temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
-    return Sampling(config.num_generations_eval, temperature, config.max_completion_length, width)
 
 
 def make_guard(config: Config, heldout: Sequence[Task]) -> HeldOutGuard | None:

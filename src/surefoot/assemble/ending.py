@@ -88,6 +88,8 @@ def write_verdict(around: Surroundings, run: Run, judgement: Judgement) -> None:
         "seconds": run.seconds,
     })  # fmt: skip
     failpoint("session.after_verdict")
+    around.lookout.timeline.save()
+    around.lookout.report()
 
 
 def balance_facts(balance: Balance) -> dict[str, Any]:

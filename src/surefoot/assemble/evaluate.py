@@ -6,6 +6,7 @@ from pathlib import Path
 
 from surefoot.assemble.inputs import read_inputs
 from surefoot.assemble.resume import load_run_config
+from surefoot.config import RuntimeConfig
 from surefoot.envs.reward_pool import RewardPool
 from surefoot.errors import StateError
 from surefoot.store.run_folder import RunFolder
@@ -25,6 +26,7 @@ def evaluate(run_dir: Path, checkpoint: str | None, view: View) -> dict[str, flo
     inputs = read_inputs(loaded.config, loaded.base)
     # Answering needs no training channels, nor the files they read.
     answering = {"model": str(weights.absolute()), "alpha_sdpo": 0.0, "beta_replay": 0.0, "replay_pairs": None}
+    answering |= {"runtime": RuntimeConfig(), "max_staleness": 0, "weight_sync_steps": 1}  # one process is enough
     config = loaded.config.model_copy(update=answering)
     with RewardPool(
         inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s,
@@ -33,7 +35,7 @@ def evaluate(run_dir: Path, checkpoint: str | None, view: View) -> dict[str, flo
         view.start([f"evaluating {weights}"])
         from surefoot.assemble.build import build  # torch: after the reward workers are forked
 
-        parts = build(config, loaded.base, inputs, pool)
+        parts = build(config, loaded.base, inputs, pool, folder.logs)
         if not parts.heldout:
             raise StateError("the run held no tasks out", "heldout_fraction is 0", "evaluate on another task set")
         parts.runtime.publish(parts.learner.weights(), 0)

@@ -25,7 +25,7 @@ def make_hooks(around: Surroundings) -> Hooks:
     """Hooks of a run; `save` is set by `keep_checkpoints`, once there is something to save."""
     from surefoot.loop import Hooks
 
-    folder, sinks, view = around.keeper.folder, around.sinks, around.view
+    folder, sinks, view, lookout = around.keeper.folder, around.sinks, around.view, around.lookout
 
     @cache
     def metrics_log() -> MetricsLog:
@@ -35,15 +35,17 @@ def make_hooks(around: Surroundings) -> Hooks:
         metrics_log().log(step, metrics)
         sinks.log(step, metrics)
         view.step(step, metrics)
+        lookout.step(step, metrics)
 
     def evaluated(step: int, metrics: dict[str, float]) -> None:
         metrics_log().log(step, metrics)
         sinks.log(step, metrics)
         view.evaluated(step, metrics)
+        lookout.evaluated(step, metrics)
 
     return Hooks(
         log=log, evaluated=evaluated, warn=view.warn, save=lambda step: None, stop=lambda: around.stop.asked,
-        phase=around.stop.part,
+        phase=lookout.phase(around.stop.part), finished=lookout.finished,
         keep_groups=lambda step, groups: write_lines(folder.rollouts(step), _lines(groups)),
         refused=lambda step, samples, suspects: write_lines(
             folder.logs / f"refused_step_{step}.jsonl", _dump(samples, suspects)

@@ -23,9 +23,34 @@ def make_learner(config: Config, base: Path, policy: Policy, codec: ChatCodec, t
     return GRPOLearner(policy.model, learner_settings(config, codec.pad_token_id), channels)
 
 
+def parity_tolerance(config: Config) -> float:
+    """How far sampler and learner may differ on a token that was sampled from the learner's own weights, in nats."""
+    usual = {"float32": 1e-4, "bfloat16": 0.2}[config.dtype]
+    return usual if config.parity_tolerance is None else config.parity_tolerance
+
+
+def canary_tolerance(config: Config) -> float:
+    """The same for the probes of a weight sync: ten times wider, as the learner's own check is after step 1."""
+    return 10 * parity_tolerance(config)
+
+
+def settings_of(config: Config, policy: Policy) -> LearnerSettings:
+    """The learner's numbers, where the policy is."""
+    return learner_settings(config, codec_of(config, policy).pad_token_id)
+
+
+def channels_of(config: Config, base: Path, train: Sequence[Task], policy: Policy) -> Channels | None:
+    """The losses beside the policy's, where the policy is."""
+    return _channels(config, base, policy, codec_of(config, policy), train)
+
+
+def codec_of(config: Config, policy: Policy) -> ChatCodec:
+    """Messages to tokens for this policy."""
+    return ChatCodec(policy.tokenizer, policy.stop_ids, policy.spec.vocab, config.system_prompt)
+
+
 def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
     """The learner's numbers, from config keys."""
-    tolerance = {"float32": 1e-4, "bfloat16": 0.2}[config.dtype]
     every = config.reference_sync_steps
     return LearnerSettings(
         loss=LossSettings(
@@ -41,7 +66,7 @@ def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
         max_grad_norm=config.max_grad_norm, microbatch_size=config.microbatch_size,
         mask_truncated=config.mask_truncated_completions,
         reference_sync_steps=None if every == "never" else every,
-        parity_tolerance=tolerance if config.parity_tolerance is None else config.parity_tolerance,
+        parity_tolerance=parity_tolerance(config),
         max_staleness=config.max_staleness,
     )  # fmt: skip
 

@@ -9,12 +9,15 @@ from pathlib import Path
 import torch
 
 from surefoot.assemble.inputs import Inputs
+from surefoot.assemble.learning import codec_of
 from surefoot.assemble.memory import keep_freed_memory
 from surefoot.config import Config
 from surefoot.errors import ConfigError, TaskError
 from surefoot.policy.chat import ChatCodec
 from surefoot.policy.load import Policy, load_policy, resolve_device
 from surefoot.records import Task
+from surefoot.runtime.orders import Sampling
+from surefoot.runtime.probes import LONG, TOKENS
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,12 @@ class Prepared:
     heldout: tuple[Task, ...]
     width: int
     """Longest prompt plus completion, in tokens."""
+    engine_width: int
+    """What engines have to take: a little more, so that they can be asked the questions of a weight sync."""
+    sampling: Sampling
+    """How training answers are drawn."""
+    eval_sampling: Sampling
+    """How held-out answers are drawn."""
     left_out: int
     """Tasks whose prompt is longer than max_prompt_length."""
     cramped: int
@@ -42,16 +51,11 @@ def set_determinism(config: Config) -> None:
     keep_freed_memory()
 
 
-def open_policy(config: Config, base: Path) -> tuple[Policy, ChatCodec]:
-    """The model with its tokenizer, as every process of the run loads it."""
-    set_determinism(config)
-    policy = load_policy(config.model, base=base, device=config.device, dtype=config.dtype)
-    return policy, ChatCodec(policy.tokenizer, policy.stop_ids, policy.spec.vocab, config.system_prompt)
-
-
 def prepare(config: Config, base: Path, inputs: Inputs) -> Prepared:
     """Load the model and encode every prompt once; refuses what does not fit."""
-    policy, codec = open_policy(config, base)
+    set_determinism(config)
+    policy = load_policy(config.model, base=base, device=config.device, dtype=config.dtype)
+    codec = codec_of(config, policy)
     prompts = {task.id: codec.encode_prompt(task.messages()) for task in (*inputs.train, *inputs.heldout)}
     train = _fitting(inputs.train, prompts, config, policy.spec.max_positions)
     heldout = _fitting(inputs.heldout, prompts, config, policy.spec.max_positions)
@@ -72,7 +76,12 @@ def prepare(config: Config, base: Path, inputs: Inputs) -> Prepared:
     longest = max(len(prompts[task.id]) for task in (*train, *heldout))
     width = min(policy.spec.max_positions, longest + config.max_completion_length)
     cramped = sum(len(prompts[t.id]) + config.max_completion_length > width for t in (*train, *heldout))
-    return Prepared(policy, codec, prompts, train, heldout, width, left_out, cramped)
+    temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
+    return Prepared(
+        policy, codec, prompts, train, heldout, width, min(policy.spec.max_positions, max(width, LONG + TOKENS)),
+        Sampling(config.num_generations, config.temperature, config.max_completion_length, width),
+        Sampling(config.num_generations_eval, temperature, config.max_completion_length, width), left_out, cramped,
+    )  # fmt: skip
 
 
 def _fitting(

@@ -27,12 +27,14 @@ from surefoot.envs.reward_pool import RewardPool
 from surefoot.errors import (
     CollapseStopError,
     InvariantError,
+    LearnerLostError,
     MemoryLimitError,
     StoppedError,
     StorageError,
     SurefootError,
 )
 from surefoot.guards.verdict import Judgement, way_out
+from surefoot.protocols import Books
 from surefoot.pulse import last
 from surefoot.records import Verdict
 from surefoot.runtime.watchdog import Watchdog
@@ -43,6 +45,7 @@ from surefoot.store.identity import confirm
 from surefoot.store.lock import RunLock
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.console import View, batch_arithmetic
+from surefoot.tracking.lookout import Lookout
 from surefoot.tracking.plan import guard_warning
 from surefoot.tracking.sinks import Sinks, check_sinks
 
@@ -76,11 +79,41 @@ def train(
             lock.close()
             folder.discard()
             raise
-        return _live(loaded, inputs, keeper, stop, view, resumed=False)
+        try:
+            return _live(loaded, inputs, keeper, stop, view, resumed=False)
+        except LearnerLostError as error:
+            lost = error
+    return _revive(folder.root, lost, config.runtime.max_restarts, view=view, rows=rows, functions=functions)
 
 
 def resume(run_dir: Path, *, view: View, rows: Rows | None = None, functions: Sequence[RewardFunction] = ()) -> Outcome:
     """Go on with an interrupted run, to the same end as if it had never been interrupted."""
+    try:
+        return _resume(run_dir, view, rows, functions)
+    except LearnerLostError as error:
+        lost = error
+    times = load_run_config(RunFolder.open(run_dir)).config.runtime.max_restarts
+    return _revive(run_dir, lost, times, view=view, rows=rows, functions=functions)
+
+
+def _revive(
+    run_dir: Path, lost: LearnerLostError, times: int, *, view: View, rows: Rows | None,
+    functions: Sequence[RewardFunction],
+) -> Outcome:  # fmt: skip
+    """The learner's process died, not this one: what a person would type next, up to `times` times."""
+    for left in range(times, 0, -1):
+        view.warn(
+            f"{lost.what}; the run goes on from its last checkpoint and the journal, {left} such losses are left",
+            f"see {run_dir / 'logs'} for its last words",
+        )
+        try:
+            return _resume(run_dir, view, rows, functions)
+        except LearnerLostError as again:
+            lost = again
+    raise lost
+
+
+def _resume(run_dir: Path, view: View, rows: Rows | None, functions: Sequence[RewardFunction]) -> Outcome:
     folder = RunFolder.open(run_dir)
     with StopSignals() as stop:
         lock = RunLock(folder.root)
@@ -107,11 +140,13 @@ def _live(
     )  # fmt: skip
     shown = loaded.resolved.model_dump(mode="json")
     sinks = Sinks(config.report_to, folder.root, config.run_name, shown, view.warn)
-    around = Surroundings(loaded, inputs, keeper, pool, sinks, stop, view)
+    lookout = Lookout(folder.root, max_steps=config.max_steps, warn=view.warn)
+    around = Surroundings(loaded, inputs, keeper, pool, sinks, stop, view, lookout)
     keep_folder = resumed  # a refused start takes its folder back, a refused resume changes nothing
     try:
         confirm(keeper.journal, "inputs", {"tasks_sha256": inputs.task_set.fingerprint, "seed": config.seed})
         pool.start()  # before torch: a fork of a threaded process is not safe
+        around.later.enter_context(lookout)
         with Watchdog(config.stall_timeout_s, dump=folder.logs / "stacks.txt", resume=stop.resume):
             run = _start(around, resumed=resumed)
             keep_folder = True  # from here on the folder stays, with a verdict, however it ends
@@ -137,11 +172,14 @@ def _start(around: Surroundings, *, resumed: bool) -> Run:
     view.start([*around.loaded.notes, *batch_arithmetic(config, **sizes), *keeper.notes()])
     with stop.part("start"):
         failpoint("session.before_build")
-        from surefoot.assemble.build import build, parts_identity  # torch: after the plan is on the screen
+        from surefoot.assemble.build import build  # torch: after the plan is on the screen
+        from surefoot.runtime.ray_runtime import RayRuntime
 
-        parts = build(config, around.loaded.base, around.inputs, around.pool)
+        parts = build(config, around.loaded.base, around.inputs, around.pool, keeper.folder.logs)
         around.later.callback(parts.runtime.close)
-        confirm(keeper.journal, "parts", parts_identity(parts))
+        if isinstance(parts.runtime, RayRuntime):
+            around.later.enter_context(around.lookout.asking(parts.runtime.status))
+        confirm(keeper.journal, "parts", dict(parts.identity))
         _write_environment(around)
         _warn_of_tasks(parts, config, view)
         _warn_of_guard(config, around.inputs, view)
@@ -154,6 +192,7 @@ def _start(around: Surroundings, *, resumed: bool) -> Run:
     if resumed:
         with stop.phase("going back to a checkpoint"):
             go_on(run, parts, keeper, view)
+            around.lookout.resumed(run.step)
     return run
 
 
@@ -196,17 +235,33 @@ def _warn_of_guard(config: Config, inputs: Inputs, view: View) -> None:
 def _make_run(around: Surroundings, parts: Parts) -> Run:
     from surefoot.assemble.build import make_guard
     from surefoot.loop import Run
-    from surefoot.runtime.books import RunBooks
+    from surefoot.runtime.stream_books import StreamBooks
 
     config, keeper = around.config, around.keeper
-    books = RunBooks(keeper.ledger, keeper.batches, parts.train, seed=config.seed, border=around.inputs.border)
+    books = _make_books(around, parts)
     run = Run(
         config=config, runtime=parts.runtime, learner=parts.learner, codec=parts.codec, books=books,
         heldout=parts.heldout, hooks=make_hooks(around), guard=make_guard(config, parts.heldout),
         heldout_metric=around.inputs.heldout_metric,
     )  # fmt: skip
+    if isinstance(books, StreamBooks):
+        run.hooks.published, run.hooks.gauges = books.advance, books.metrics
     keep_checkpoints(run, parts, keeper)
     return run
+
+
+def _make_books(around: Surroundings, parts: Parts) -> Books:
+    from surefoot.runtime.books import RunBooks
+
+    config, keeper = around.config, around.keeper
+    if parts.ahead is None:
+        return RunBooks(keeper.ledger, keeper.batches, parts.train, seed=config.seed, border=around.inputs.border)
+    from surefoot.assemble.ahead import make_stream_books
+
+    books = make_stream_books(around, parts, parts.ahead)
+    around.later.callback(books.close)
+    around.later.enter_context(around.lookout.asking(books.status))
+    return books
 
 
 def _go(around: Surroundings, run: Run) -> Outcome:

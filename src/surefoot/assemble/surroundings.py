@@ -12,6 +12,7 @@ from surefoot.config_load import LoadedConfig
 from surefoot.envs.reward_pool import RewardPool
 from surefoot.stopping import StopSignals
 from surefoot.tracking.console import View
+from surefoot.tracking.lookout import Lookout
 from surefoot.tracking.sinks import Sinks
 
 
@@ -26,6 +27,7 @@ class Surroundings:
     sinks: Sinks
     stop: StopSignals
     view: View
+    lookout: Lookout
     later: ExitStack = field(default_factory=ExitStack)
     """What else has to be closed, the last one first: the runtime with its processes, above all."""
 

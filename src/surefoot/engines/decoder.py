@@ -4,6 +4,8 @@ Owns       the forward pass of the embedded engine and its KV cache.
 Promises   what a row computes does not depend, bit for bit in float32, on who sits in the
            other rows: the row count is fixed, the KV width a multiple of `WIDTH_STEP`, and
            every prompt is prefilled alone.
+           Taking weights moves pointers only; what decoding needs beside them is laid out
+           before the first token (`pack_seconds`).
 Never      loads a model, samples, or knows what a rollout is.
 
 Axes: R rows (fixed), P prompt tokens, W KV width, H hidden, V vocabulary, D head size.
@@ -11,11 +13,15 @@ Axes: R rows (fixed), P prompt tokens, W KV width, H hidden, V vocabulary, D hea
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the community's name
 
-from surefoot.engines.linear import FixedRowsLinear
+from surefoot.engines.handed import Handed
+from surefoot.engines.linear import StackedLinear
 from surefoot.errors import EngineError
 from surefoot.protocols import DecoderSpec, Weights
 
@@ -41,14 +47,31 @@ class Decoder:
         self.cache = torch.zeros(shape, dtype=dtype, device=self.device)
         self._row_index = torch.arange(rows, device=self.device)
         self._slots = torch.arange(self.max_width, device=self.device)
+        self.names = weight_names(spec)
+        self.layers: list[_Layer] = []
+        self.head: StackedLinear | None = None
         self.unload()
 
     def unload(self) -> None:
         """Let go of the weights."""
-        self.layers: list[_Layer] = []
+        self.layers = []
         self.embed = self.norm = torch.empty(0)
-        self.head: FixedRowsLinear | None = None
-        self._handed: list[tuple[str, Tensor, str]] = []
+        self.head = None
+        self._handed: Handed | None = None
+        self._drop_packed()
+
+    def _drop_packed(self) -> None:
+        """What was laid out belongs to no weights any more; its memory is free for the next ones."""
+        for linear in self._linears():
+            linear.packed = None
+        self.pack_seconds = 0.0
+        """What laying out the weights in force has cost; 0 until the first token needs it."""
+        self._packed = False
+        self._unwiped = set(range(self.rows))
+
+    def _linears(self) -> Iterator[StackedLinear]:
+        yield from () if self.head is None else (self.head,)
+        yield from (linear for layer in self.layers for linear in layer.linears())
 
     def check_untouched(self) -> None:
         """Refuse weights that were changed in place after they were handed over.
@@ -56,31 +79,50 @@ class Decoder:
         Prefill reads them where they lie and decoding has packed copies: after an optimiser step and
         before the next `load`, the two would be different models under one version.
         """
-        for name, tensor, before in self._handed:
-            if _sample(tensor) != before:
-                raise EngineError(
-                    f"{name} was changed in place after it was handed to the engine",
-                    "half of the forward pass would use the new weights, half the old ones",
-                    "publish the weights before generating",
-                )
+        changed = None if self._handed is None else self._handed.changed()
+        if changed is not None:
+            raise EngineError(
+                f"{changed} was changed in place after it was handed to the engine",
+                "half of the forward pass would use the new weights, half the old ones",
+                "publish the weights before generating",
+            )
 
     def load(self, weights: Weights) -> None:
-        """Take these weights. Prefill reads them where they are; decoding packs its own layout."""
-        missing = [name for name in weight_names(self.spec) if name not in weights]
+        """Take these weights, where they are: prefill reads them there, decoding packs its own layout of them later."""
+        missing = [name for name in self.names if name not in weights]
         if missing:
             raise EngineError(
                 f"{len(missing)} weights are missing, first {missing[0]}",
                 "a layer that keeps its old weights answers without complaint",
                 "hand over every parameter of the model",
             )
-        self.unload()  # first: packing then finds the memory of the weights that it replaces
+        tensors = [weights[name] for name in self.names]
+        if self._handed is not None and self._handed.are(tensors):  # the same memory with new numbers in it
+            self._drop_packed()
+            self._handed.remember()
+        else:
+            self._point_at(weights, tensors)
+        head = self.embed if self.spec.tied_head else weights["lm_head.weight"].detach()
+        self.head = StackedLinear(
+            [head], None, self.rows
+        )  # a new one every time: by it others know that we have loaded
+
+    def _point_at(self, weights: Weights, tensors: list[Tensor]) -> None:
+        self.unload()
         self.embed = weights["model.embed_tokens.weight"].detach()
         self.norm = weights["model.norm.weight"].detach()
-        head = self.embed if self.spec.tied_head else weights["lm_head.weight"].detach()
-        self.head = FixedRowsLinear(head, None, self.rows)
         self.layers = [_Layer(self.spec, i, weights, self.rows) for i in range(self.spec.layers)]
-        self._handed = [(name, weights[name], _sample(weights[name])) for name in weight_names(self.spec)]
-        self.cache.zero_()  # a NaN left over from other weights would pass through the mask: 0 * NaN is NaN
+        self._handed = Handed(self.names, tensors)
+
+    def pack(self) -> None:
+        """Lay out what decoding reads, once per version; the weights have to be as they were handed over."""
+        assert self.head is not None, "load weights before decoding"
+        started = time.perf_counter()
+        self.check_untouched()
+        for linear in self._linears():
+            linear.pack()
+        self._packed = True
+        self.pack_seconds = time.perf_counter() - started
 
     @torch.inference_mode()
     def prefill(self, prompt_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -97,11 +139,15 @@ class Decoder:
         for i, layer in enumerate(self.layers):
             x = layer.prefill(x, cos, sin, kv[i])
         x = _rms_norm(x[-1:], self.norm, self.spec.norm_eps)
-        return kv, F.linear(x, self.head.weight)[0]
+        return kv, F.linear(x, self.head.weights[0])[0]
 
     def seat(self, rows: list[int], kv: Tensor) -> None:
         """Copy one prompt's keys and values into these rows of the cache."""
         index = torch.tensor(rows, device=self.device)
+        if not self._unwiped.isdisjoint(rows):
+            # A NaN left over from other weights would pass through the mask: 0 * NaN is NaN.
+            self.cache.index_fill_(2, index, 0.0)
+            self._unwiped.difference_update(rows)
         self.cache[:, :, index, :, : kv.shape[3]] = kv.unsqueeze(2)
 
     @torch.inference_mode()
@@ -116,7 +162,9 @@ class Decoder:
         Returns:
             (R, V) logits for the next token of each row.
         """
-        assert self.head is not None, "load weights before decoding"
+        if not self._packed:
+            self.pack()
+        assert self.head is not None, "pack refuses to go on without it"
         width = -(-longest // WIDTH_STEP) * WIDTH_STEP
         x = self.embed[tokens]
         cos, sin = self.cos[positions, None], self.sin[positions, None]
@@ -127,11 +175,6 @@ class Decoder:
             x = layer.step(x, cos, sin, self.cache[i], bias[:, None, None, :], where, width)
         x = _rms_norm(x, self.norm, self.spec.norm_eps)
         return self.head(x)
-
-
-def _sample(tensor: Tensor) -> str:
-    """A few entries: an optimiser step changes them all, and fused optimisers do not count as in-place changes."""
-    return repr(tensor.detach().flatten()[:4].tolist())  # as text, so that NaN equals NaN
 
 
 def weight_names(spec: DecoderSpec) -> list[str]:
@@ -161,11 +204,15 @@ class _Layer:
         self.out, self.gate = get("self_attn.o_proj.weight"), get("mlp.gate_proj.weight")
         self.up, self.down = get("mlp.up_proj.weight"), get("mlp.down_proj.weight")
         # One product for q, k, v and one for gate, up: fewer, larger calls.
-        bias = torch.cat([b for b in self.qkv_bias if b is not None]) if spec.qkv_bias else None
-        self.packed_qkv = FixedRowsLinear(torch.cat(self.qkv), bias, rows)
-        self.packed_out = FixedRowsLinear(self.out, None, rows)
-        self.packed_gate_up = FixedRowsLinear(torch.cat([self.gate, self.up]), None, rows)
-        self.packed_down = FixedRowsLinear(self.down, None, rows)
+        biases = [b for b in self.qkv_bias if b is not None] if spec.qkv_bias else None
+        self.packed_qkv = StackedLinear(self.qkv, biases, rows)
+        self.packed_out = StackedLinear([self.out], None, rows)
+        self.packed_gate_up = StackedLinear([self.gate, self.up], None, rows)
+        self.packed_down = StackedLinear([self.down], None, rows)
+
+    def linears(self) -> Iterator[StackedLinear]:
+        """What has a layout of its own for decoding."""
+        yield from (self.packed_qkv, self.packed_out, self.packed_gate_up, self.packed_down)
 
     def prefill(self, x: Tensor, cos: Tensor, sin: Tensor, kv: Tensor) -> Tensor:
         """(P, H) -> (P, H); writes (2, kv_heads, P, D) into `kv`."""

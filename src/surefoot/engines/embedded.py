@@ -6,16 +6,20 @@ Promises   a prompt is prefilled once for all its siblings; finished rows leave 
            bit for bit in float32; logprobs are those of the distribution it sampled from.
 Never      loads a model, re-tokenises, or grades.
 
-    waiting --prefill, first token--> seated in a row --step, step, ...--> finished
+    enter --> waiting --prefill, first token--> seated in a row --advance, advance, ...--> finished
 
-Read next: `decoder.py`, the forward pass; `sampling.py`, the dice.
+When the weights change under a seated rollout, its keys and values are computed anew with the new ones: from there on
+its probabilities are those of the new version on everything said so far.
+
+Read next: `decoder.py`, the forward pass; `sampling.py`, the dice; `serving.py`, many callers at once.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -35,7 +39,7 @@ class _Seat:
     """One rollout being generated."""
 
     request: Request
-    order: int
+    ticket: int
     uniforms: list[float]
     version: int
     tokens: list[int] = field(default_factory=list)
@@ -75,6 +79,9 @@ class EmbeddedEngine:
         self.decoder = Decoder(spec, rows=self.rows, max_width=max_width, device=device, dtype=dtype)
         self._version: int | None = None
         self._seats: list[_Seat | None]
+        self._waiting: deque[tuple[int, Request]]
+        self._seated_with: object
+        self._tickets = itertools.count()
         self._clear_seats()
         self._last_prefill: tuple[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] | None = None
 
@@ -84,6 +91,11 @@ class EmbeddedEngine:
         if self._version is None:
             raise EngineError("the engine has no weights yet", "it never loads a model", "call load_weights first")
         return self._version
+
+    @property
+    def pack_seconds(self) -> float:
+        """What laying out the weights in force for decoding has cost; 0 until the first token needed it."""
+        return self.decoder.pack_seconds
 
     def load_weights(self, weights: Weights, version: int) -> None:
         """Serve these weights from the next token on."""
@@ -99,24 +111,82 @@ class EmbeddedEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Answer every request, in order."""
-        for request in requests:
-            self._check(request)
-        self.decoder.check_untouched()
-        waiting = deque(enumerate(requests))
+        self._refuse_company()
+        tickets = self.enter(requests)
         done: dict[int, Completion] = {}
         try:
-            while waiting or len(self._free) < self.rows:
-                while waiting and self._free:
-                    self._admit(waiting, done)
-                if len(self._free) < self.rows:
-                    self._step(done)
+            while self.busy:
+                done |= self.advance()
         finally:
-            self._clear_seats()  # after an exception, the next call must not find strangers in its rows
-        return [done[i] for i in range(len(requests))]
+            self.leave()  # after an exception, the next call must not find strangers in its rows
+        return [done[ticket] for ticket in tickets]
+
+    # -- piece by piece: what `generate` and `serving.EngineLoop` are made of ------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits or is seated."""
+        return bool(self._waiting) or len(self._free) < self.rows
+
+    def enter(self, requests: Sequence[Request]) -> list[int]:
+        """Take these in behind those that wait; one ticket each. If one of them is refused, none enters."""
+        for request in requests:
+            self._check(request)
+        tickets = list(itertools.islice(self._tickets, len(requests)))
+        self._waiting.extend(zip(tickets, requests, strict=True))
+        self._untouched = False
+        return tickets
+
+    def advance(self) -> dict[int, Completion]:
+        """Seat whom there is room for, then one token for everybody; those who finished, by ticket."""
+        if not self._untouched:
+            self.decoder.check_untouched()
+            self._untouched = True
+        done: dict[int, Completion] = {}
+        if self._seated_with is not self.decoder.head:  # every load makes new ones, also under the same version
+            self._seat_again()
+        while self._waiting and self._free:
+            self._admit(self._waiting, done)
+        if len(self._free) < self.rows:
+            self._step(done)
+        return done
+
+    def leave(self, tickets: Collection[int] | None = None) -> None:
+        """Forget these rollouts, or all; nothing of them is said any more."""
+        if tickets is None:
+            self._clear_seats()
+            return
+        gone = set(tickets)
+        self._waiting = deque(entry for entry in self._waiting if entry[0] not in gone)
+        for row, seat in self._seated():
+            if seat.ticket in gone:
+                self._seats[row] = None
+                self._free.append(row)
+
+    def _refuse_company(self) -> None:
+        if self.busy:
+            raise EngineError(
+                "somebody else's rollouts are in the engine",
+                "two callers would advance each other's rows",
+                "share one engine through engines.serving.EngineLoop",
+            )
+
+    def _seated(self) -> Iterator[tuple[int, _Seat]]:
+        yield from ((row, seat) for row, seat in enumerate(list(self._seats)) if seat is not None)
+
+    def _seat_again(self) -> None:
+        """The weights have changed: keys and values of the old ones would mix two models in every later token."""
+        for row, seat in self._seated():
+            kv, _ = self.decoder.prefill((*seat.request.prompt_ids, *seat.tokens[:-1]))
+            self.decoder.seat([row], kv)
+        self._seated_with = self.decoder.head
 
     def _clear_seats(self) -> None:
         self._seats = [None] * self.rows
         self._free = list(range(self.rows))[::-1]
+        self._waiting = deque()
+        self._seated_with = None
+        self._untouched = False
 
     def _check(self, request: Request) -> None:
         length = len(request.prompt_ids) + request.max_new_tokens
@@ -137,9 +207,9 @@ class EmbeddedEngine:
             request = waiting[0][1]
             if (request.prompt_ids, request.temperature) != (first.prompt_ids, first.temperature):
                 break
-            order, _ = waiting.popleft()
+            ticket, _ = waiting.popleft()
             stream = random_stream(request.seed, request.max_new_tokens)
-            siblings.append(_Seat(request, order, stream, self.version))
+            siblings.append(_Seat(request, ticket, stream, self.version))
         # Siblings share the prompt's last logits; each draws its first token with its own stream.
         drawn = draw_siblings(logits, first.temperature, self._dice(siblings)[1]).pairs()
         seated = []
@@ -195,7 +265,7 @@ class EmbeddedEngine:
         reason = seat.accept(*drawn)
         if reason is None:
             return False
-        done[seat.order] = Completion(
+        done[seat.ticket] = Completion(
             seat.request.id, tuple(seat.tokens), tuple(seat.logprobs), reason, seat.version, self.version
         )
         return True

@@ -9,6 +9,8 @@ Packing is an internal layout: the numbers are those of `x @ weight.T + bias`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -49,3 +51,32 @@ class FixedRowsLinear:
             out = x @ self.transposed
             return out if self.bias is None else out + self.bias
         return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+class StackedLinear:
+    """One product for several weights that read the same input, laid out when somebody first needs it.
+
+    Taking new weights is then a change of pointers, and whoever is replaced before it speaks never pays for packing.
+
+    Args:
+        weights: (N_i, K) each; the outputs stand side by side in this order.
+        biases: (N_i,) each, or None.
+        rows: the row count of every input.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None, rows: int) -> None:
+        self.weights, self.biases, self.rows = weights, biases, rows
+        self.packed: FixedRowsLinear | None = None
+
+    def pack(self) -> None:
+        """Read the weights as they are now; later in-place changes are not seen."""
+        bias = None if self.biases is None else torch.cat(list(self.biases))
+        weight = self.weights[0] if len(self.weights) == 1 else torch.cat(list(self.weights))
+        self.packed = FixedRowsLinear(weight, bias, self.rows)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(rows, K) -> (rows, N_1 + N_2 + ...)."""
+        if self.packed is None:
+            self.pack()
+        assert self.packed is not None, "pack has just made it"
+        return self.packed(x)

@@ -38,7 +38,7 @@ class RunBooks:
     ) -> None:
         refuse_empty_or_repeated(tasks, "the run")
         self.ledger, self.batches = ledger, batches
-        self._tasks, self._seed, self._border = {task.id: task for task in tasks}, seed, border
+        self.tasks, self._seed, self._border = {task.id: task for task in tasks}, seed, border
         if border is not None:
             border.refuse(tasks, near=False)
         self._open: dict[int, tuple[list[Item], list[Lease]]] = {}
@@ -51,12 +51,18 @@ class RunBooks:
             items = [lease.item for lease in leases]
         else:
             items, leases = list(kept.items), self._lease_again(step, kept.items)
+        tasks = self.hold(step, items)
         self._open[step] = items, leases
-        tasks = tuple(self._tasks[item.task] for item in items)
+        groups = None if kept is None else tuple(self.batches.load(step, self.tasks))
+        return Assignment(step, tasks, groups)
+
+    def hold(self, step: int, items: Sequence[Item]) -> tuple[Task, ...]:
+        """The batch of this step is made of these delivered items; their tasks, none of them held out."""
+        self._open[step] = list(items), []
+        tasks = tuple(self.tasks[item.task] for item in items)
         if self._border is not None:
             self._border.refuse(tasks, near=False)
-        groups = None if kept is None else tuple(self.batches.load(step, self._tasks))
-        return Assignment(step, tasks, groups)
+        return tasks
 
     def keep(self, assignment: Assignment, groups: Sequence[Group]) -> None:
         """First the groups are on the disk, then they count as delivered: never the other way round."""
@@ -93,20 +99,24 @@ class RunBooks:
 
     def _lease(self, n: int) -> list[Lease]:
         if self.ledger.pending < n:
-            self._plan_epoch(needed=n - self.ledger.pending)
+            self.plan_epoch(needed=n - self.ledger.pending)
         return self.ledger.lease(n, holder=HOLDER)
 
-    def _plan_epoch(self, needed: int) -> None:
-        """All tasks once more, behind those that still wait; a batch over the border has no task twice."""
+    def plan_epoch(self, needed: int, held: Sequence[str] = ()) -> None:
+        """All tasks once more, behind those that still wait; a batch over the border has no task twice.
+
+        Args:
+            held: tasks beside the waiting ones that are not to be among the first `needed` of the new epoch.
+        """
         statuses = self.ledger.items()
         epoch = 1 + max((item.occurrence for item in statuses), default=-1)
         waiting = [item.task for item, status in statuses.items() if isinstance(status, Pending)]
-        order = epoch_order(self._tasks, self._seed, epoch, held=waiting, needed=needed)
+        order = epoch_order(self.tasks, self._seed, epoch, held=[*waiting, *held], needed=needed)
         self.ledger.plan(Item(task, epoch) for task in order)
 
     def _lease_again(self, step: int, items: Sequence[Item]) -> list[Lease]:
         """Leases for what an interrupted life of the run returned to the queue."""
-        unknown = [item for item in items if item.task not in self._tasks]
+        unknown = [item for item in items if item.task not in self.tasks]
         statuses = {item: self.ledger.status(item) for item in items}
         odd = [i for i, s in statuses.items() if not (isinstance(s, Pending | Dropped) or _is_delivered(s))]
         if unknown or odd:

@@ -62,6 +62,8 @@ class GroupBuffer:
             for sampling to go on while a batch is trained on.
         max_staleness: versions that may lie between sampling and training; 0 trains on the newest weights' work only.
         max_reads: how often one group may be trained on.
+        oldest_version_first: a batch takes the oldest weights' work first, whenever it came; else first come, first
+            taken. With it a slow group is not overtaken by quicker ones until it is too old.
 
     Example:
         >>> from surefoot.records import Rollout, Turn
@@ -74,11 +76,14 @@ class GroupBuffer:
         Taken(batch=(), aged=Aged(back=(Item(task='sums/1+1', occurrence=0),), spent=()), version=5, partial=False)
     """
 
-    def __init__(self, *, max_size: int, max_staleness: int, max_reads: int = 1) -> None:
+    def __init__(
+        self, *, max_size: int, max_staleness: int, max_reads: int = 1, oldest_version_first: bool = False
+    ) -> None:
         require_whole("max_size", max_size, 1)
         require_whole("max_staleness", max_staleness, 0)
         require_whole("max_reads", max_reads, 1)
         self.max_size, self.max_staleness, self.max_reads = max_size, max_staleness, max_reads
+        self.oldest_version_first = oldest_version_first
         self._changed = threading.Condition()
         self._waiting: OrderedDict[Item, Waiting] = OrderedDict()
         self._hand: OrderedDict[Item, Waiting] = OrderedDict()
@@ -150,6 +155,12 @@ class GroupBuffer:
                     return self._form(n, enough, aged)
                 self._wait(deadline, f"{n} groups")
 
+    def evict(self, version: int) -> Aged:
+        """Let go of groups that are too old by now, without taking any."""
+        with self._changed:
+            self._advance(version)
+            return self._evict(self._waiting)
+
     def recheck(self, version: int) -> Aged:
         """Look at the groups in hand once more, when their batch goes to the learner; what aged is no longer in hand.
 
@@ -195,6 +206,11 @@ class GroupBuffer:
     def version(self) -> int:
         """The newest version of the trainer that the buffer was told of."""
         return self._version
+
+    def items(self) -> list[Item]:
+        """Whose groups are here, waiting or in hand."""
+        with self._changed:
+            return [*self._waiting, *self._hand]
 
     def tally(self) -> Tally:
         """What became of everything so far in this epoch; raises an `InvariantError` unless it adds up."""
@@ -267,13 +283,19 @@ class GroupBuffer:
 
     def _form(self, n: int, enough: bool, aged: Aged) -> Taken | None:
         size = n if enough else len(self._waiting) if self._done else 0
-        batch = tuple(self._waiting.popitem(last=False)[1] for _ in range(size))
+        batch = tuple(self._waiting.pop(item) for item in self._queue()[:size])
         self._hand.update((w.item, w) for w in batch)
         if self._done and not batch and not aged:
             if any(w.reads_remaining > 1 for w in self._hand.values()):
                 raise broken(f"the last {len(self._hand)} groups are in hand and may be read again: settle them first")
             return None
         return Taken(batch, aged, self._version, partial=0 < size < n)
+
+    def _queue(self) -> list[Item]:
+        """Who is next, and next after that."""
+        if not self.oldest_version_first:
+            return list(self._waiting)
+        return sorted(self._waiting, key=lambda item: self._waiting[item].version)
 
     def _settle(self, entry: Waiting, fate: Fate) -> None:
         used = fate == "used"

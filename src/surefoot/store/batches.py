@@ -1,11 +1,15 @@
 """Scored groups, and which of them make up which batch: on the disk before the step that uses them.
 
 Owns       `journal/batches_N.journal`, one file for the batches after step N, a new one at every checkpoint.
-Promises   a batch that `append` returned from is there after any crash, whole; a batch that is not whole is not there;
-           files go only when every step in them is behind two good checkpoints.
+Promises   a batch that `append` or `compose` returned from is there after any crash, whole, and so is a group that
+           `deliver` returned from; a batch that is not whole is not there; files go only when every step in them is
+           behind two good checkpoints and no group in them waits or is part of a later batch. Any thread may ask.
 Never      holds two batches for one step, or changes one.
 
     append(step, items, groups) --> [group][group]...[batch] --> find(step), load(step): the same step once more
+    deliver(groups) --> [group][group] ... compose(step, items) --> [batch: where its groups are]
+
+The second line is for groups that come one by one, before anybody knows which batch they will be part of.
 
 Read next: `journal.py` for the file, `group_records.py` for a group's form.
 """
@@ -13,8 +17,9 @@ Read next: `journal.py` for the file, `group_records.py` for a group's form.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,19 +30,26 @@ from surefoot.store.failpoints import failpoint
 from surefoot.store.group_records import EVENT as GROUP
 from surefoot.store.group_records import group_record, read_group
 from surefoot.store.journal import Journal
-from surefoot.store.ledger_records import Item, read_item
+from surefoot.store.ledger_records import Item, count, read_item
 
 BATCH = "batch"
 NAME = re.compile(r"batches_(0|[1-9][0-9]{0,14})\.journal")
+
+
+class Place(NamedTuple):
+    """Where a record lies: the file's number, and the record's in it."""
+
+    segment: int
+    number: int
 
 
 class Kept(NamedTuple):
     """Where a batch lies, and whom it is made of."""
 
     segment: int
-    first: int
-    """Number of its first record."""
     items: tuple[Item, ...]
+    places: tuple[Place, ...]
+    """Of its groups, in order; they may lie in earlier files than the batch."""
 
 
 class BatchLog:
@@ -48,6 +60,9 @@ class BatchLog:
         self.folder = folder
         self._segments: dict[int, Journal] = {}
         self._kept: dict[int, Kept] = {}
+        self._delivered: dict[Item, Place] = {}
+        """Groups that no batch has yet."""
+        self._lock = threading.RLock()
         found = sorted(int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name)))
         try:
             for number in found:
@@ -59,18 +74,69 @@ class BatchLog:
 
     def append(self, step: int, items: Sequence[Item], groups: Sequence[Group]) -> None:
         """Keep the batch that begins at `step`; durable when this returns."""
-        if step in self._kept:
-            raise InvariantError(
-                f"step {step} has a batch already", "its step would be repeated from another one", "ask find() first"
-            )
         if [item.task for item in items] != [group.task.id for group in groups]:
             raise InvariantError(f"step {step}: items and groups differ", "a batch is its items' groups", "pass both")
-        journal = self._current()
         batch = {"event": BATCH, "step": step, "items": [list(item) for item in items]}
-        failpoint("batches.before_append")
-        numbers = journal.append_all([*map(group_record, groups), batch])
-        failpoint("batches.after_append")
-        self._kept[step] = Kept(max(self._segments), numbers[0], tuple(items))
+        with self._lock:
+            self._refuse_second(step)
+            journal, segment = self._current()
+            failpoint("batches.before_append")
+            numbers = journal.append_all([*map(group_record, groups), batch])
+            failpoint("batches.after_append")
+            self._kept[step] = Kept(segment, tuple(items), tuple(Place(segment, n) for n in numbers[:-1]))
+
+    def deliver(self, groups: Mapping[Item, Group]) -> None:
+        """Keep groups that no batch has yet; durable when this returns, with one sync for all of them."""
+        if wrong := [(item, group) for item, group in groups.items() if item.task != group.task.id]:
+            raise InvariantError(
+                f"{wrong[0][0]} was delivered with a group of {wrong[0][1].task.id}",
+                "a batch is its items' groups",
+                "pass both",
+            )
+        records = [group_record(group) | {"item": list(item)} for item, group in groups.items()]
+        with self._lock:
+            journal, segment = self._current()
+            failpoint("batches.before_append")
+            numbers = journal.append_all(records)
+            failpoint("batches.after_append")
+            self.release(list(groups))  # a later delivery counts, and counts as later
+            self._delivered.update((item, Place(segment, n)) for item, n in zip(groups, numbers, strict=True))
+
+    def compose(self, step: int, items: Sequence[Item]) -> None:
+        """Keep the batch that begins at `step`, made of groups that were delivered; durable when this returns."""
+        with self._lock:
+            self._refuse_second(step)
+            if missing := [item for item in items if item not in self._delivered]:
+                raise InvariantError(
+                    f"step {step}: {missing[0]} was never delivered", "its group is not on the disk", "deliver it first"
+                )
+            places = tuple(self._delivered[item] for item in items)
+            batch = {
+                "event": BATCH, "step": step, "items": [list(item) for item in items],
+                "places": [list(place) for place in places],
+            }  # fmt: skip
+            journal, segment = self._current()
+            failpoint("batches.before_append")
+            journal.append(batch)
+            failpoint("batches.after_append")
+            self._kept[step] = Kept(segment, tuple(items), places)
+            self.release(items)
+
+    def delivered(self) -> list[Item]:
+        """Whose groups are on the disk and in no batch yet, in the order of delivery."""
+        with self._lock:
+            return list(self._delivered)
+
+    def read_delivered(self, items: Sequence[Item], tasks: Mapping[str, Task]) -> list[Group]:
+        """Groups that no batch has yet, as they were."""
+        with self._lock:
+            return self._load([self._delivered[item] for item in items], tasks)
+
+    def release(self, items: Sequence[Item]) -> None:
+        """Nobody will compose a batch of these groups any more: they are part of one, too old, or given up."""
+        with self._lock:
+            for item in items:
+                self._delivered.pop(item, None)
 
     def find(self, step: int) -> Kept | None:
         """The batch that begins at `step`, if it was kept."""
@@ -78,9 +144,8 @@ class BatchLog:
 
     def load(self, step: int, tasks: Mapping[str, Task]) -> list[Group]:
         """Its groups, as they were."""
-        kept = self._kept[step]
-        entries = islice(self._segments[kept.segment].records(after=kept.first - 1), len(kept.items))
-        return [read_group(entry.record, tasks) for entry in entries]
+        with self._lock:
+            return self._load(self._kept[step].places, tasks)
 
     def steps(self) -> list[int]:
         """First steps of every batch that is kept."""
@@ -93,35 +158,42 @@ class BatchLog:
 
     def roll(self, step: int) -> None:
         """A checkpoint of `step` is complete: later batches go to a file of their own."""
-        if step in self._segments or not self._segments:
-            return
-        journal = Journal.create(self._path(step))
-        failpoint("batches.after_roll")
-        former = self._segments[max(self._segments)]
-        self._segments[step] = journal
-        if not former.readonly:
-            former.close()
-            self._segments[_number(former)] = Journal.open(Path(former.name), readonly=True)
+        with self._lock:
+            if step in self._segments or not self._segments:
+                return
+            journal = Journal.create(self._path(step))
+            failpoint("batches.after_roll")
+            former = self._segments[max(self._segments)]
+            self._segments[step] = journal
+            if not former.readonly:
+                former.close()
+                self._segments[_number(former)] = Journal.open(Path(former.name), readonly=True)
 
     def behind(self, step: int) -> list[int]:
-        """Files that hold nothing after `step`, by their numbers; the newest is never among them."""
-        return [number for number, following in pairwise(sorted(self._segments)) if following <= step]
+        """Files that hold nothing that is needed after `step`, by their numbers; the newest is never among them."""
+        with self._lock:
+            old = {number for number, following in pairwise(sorted(self._segments)) if following <= step}
+            # A run that repeats journaled steps saves at steps that lie before batches of the same file.
+            later = [kept for first, kept in self._kept.items() if first > step]
+            places = [place for kept in later for place in kept.places] + list(self._delivered.values())
+            return sorted(old - {kept.segment for kept in later} - {place.segment for place in places})
 
     def forget(self, step: int) -> list[str]:
-        """Take away files that hold nothing after `step`; the newest stays. Returns their names."""
-        gone = []
-        for number in self.behind(step):
-            path = self._path(number)
-            self._segments.pop(number).close()
-            self._kept = {s: kept for s, kept in self._kept.items() if kept.segment != number}
-            try:
-                failpoint("batches.before_forget")
-                path.unlink()
-                sync_folder(self.folder)
-            except OSError as error:
-                raise storage_error(path, error) from error
-            gone.append(path.name)
-        return gone
+        """Take away files that hold nothing that is needed after `step`; the newest stays. Returns their names."""
+        with self._lock:
+            return [self._forget(number) for number in self.behind(step)]
+
+    def _forget(self, number: int) -> str:
+        path = self._path(number)
+        self._segments.pop(number).close()
+        self._kept = {s: k for s, k in self._kept.items() if number not in (k.segment, *(p.segment for p in k.places))}
+        try:
+            failpoint("batches.before_forget")
+            path.unlink()
+            sync_folder(self.folder)
+        except OSError as error:
+            raise storage_error(path, error) from error
+        return path.name
 
     def close(self) -> None:
         """Make everything durable and let go."""
@@ -131,30 +203,69 @@ class BatchLog:
     def _path(self, number: int) -> Path:
         return self.folder / f"batches_{number}.journal"
 
-    def _current(self) -> Journal:
+    def _current(self) -> tuple[Journal, int]:
         if not self._segments:
             self._segments[0] = Journal.create(self._path(0))
-        return self._segments[max(self._segments)]
+        return self._segments[max(self._segments)], max(self._segments)
+
+    def _refuse_second(self, step: int) -> None:
+        if step in self._kept:
+            raise InvariantError(
+                f"step {step} has a batch already", "its step would be repeated from another one", "ask find() first"
+            )
+
+    def _load(self, places: Sequence[Place], tasks: Mapping[str, Task]) -> list[Group]:
+        """Each file is read once, from the first record that is wanted to the last."""
+        found: dict[Place, Group] = {}
+        for segment in {place.segment for place in places}:
+            wanted = {place.number for place in places if place.segment == segment}
+            for entry in self._segments[segment].records(after=min(wanted) - 1):
+                if entry.number in wanted:
+                    found[Place(segment, entry.number)] = read_group(_bare(entry.record), tasks)
+                if entry.number >= max(wanted):
+                    break
+        return [found[place] for place in places]
 
     def _read(self, number: int) -> None:
-        """Index one file; groups without a batch behind them are what a crash left of an append."""
+        """Index one file; groups of an `append` without a batch behind them are what a crash left of it."""
         waiting: list[tuple[int, str]] = []
         for entry, record in self._records(number):
-            if record["event"] == GROUP:
+            if record["event"] == GROUP and "item" in record:
+                self._read_delivered(number, entry, record)
+            elif record["event"] == GROUP:
                 waiting.append((entry, record["task"]))
-                continue
-            step, items = record["step"], tuple(read_item(row) for row in record["items"])
-            mine = waiting[len(waiting) - len(items) :]
-            if type(step) is not int or step in self._kept or [task for _, task in mine] != [i.task for i in items]:
-                raise self._odd(number, f"record {entry} is no batch that may follow (step {step!r})")
-            self._kept[step] = Kept(number, entry - len(items), items)
-            waiting = []
+            else:
+                self._read_batch(number, entry, record, waiting)
+                waiting = []
+
+    def _read_delivered(self, number: int, entry: int, record: Mapping[str, Any]) -> None:
+        item = read_item(record["item"])
+        if item.task != record["task"]:
+            raise self._odd(number, f"record {entry} is a group of {record['task']!r} under the name {item}")
+        self.release([item])
+        self._delivered[item] = Place(number, entry)
+
+    def _read_batch(self, number: int, entry: int, record: Mapping[str, Any], before: list[tuple[int, str]]) -> None:
+        step, items = record["step"], tuple(read_item(row) for row in record["items"])
+        if "places" in record:
+            places = tuple(_place(row) for row in record["places"])
+            fits = places == tuple(map(self._delivered.get, items))
+            self.release(items)
+            if any(place.segment not in self._segments for place in places):
+                return  # as old as the file that is gone: nobody needs it any more
+        else:
+            mine = before[len(before) - len(items) :]
+            places = tuple(Place(number, group) for group, _ in mine)
+            fits = [task for _, task in mine] == [item.task for item in items]
+        if type(step) is not int or step in self._kept or not fits:
+            raise self._odd(number, f"record {entry} is no batch that may follow (step {step!r})")
+        self._kept[step] = Kept(number, items, places)
 
     def _records(self, number: int) -> Iterator[tuple[int, dict[str, Any]]]:
         for entry in self._segments[number].records():
-            keys = set(entry.record)
-            is_group = keys >= {"event", "task"} and entry.record["event"] == GROUP
-            is_batch = keys == {"event", "step", "items"} and entry.record["event"] == BATCH
+            keys, event = set(entry.record), entry.record.get("event")
+            is_group = keys >= {"event", "task"} and event == GROUP
+            is_batch = keys - {"places"} == {"event", "step", "items"} and event == BATCH
             if not is_group and not is_batch:
                 raise self._odd(number, f"record {entry.number} is neither a group nor a batch")
             yield entry.number, entry.record
@@ -169,3 +280,18 @@ def _number(journal: Journal) -> int:
     match = NAME.fullmatch(Path(journal.name).name)
     assert match is not None, "a segment is named by this class"
     return int(match[1])
+
+
+def _place(row: object) -> Place:
+    match row:
+        case [segment, number]:
+            return Place(count(segment), count(number))
+        case _:
+            raise StateError(
+                f"a batch names a place {str(row)[:60]!r}", "its groups could not be found", "bring it back from a copy"
+            )
+
+
+def _bare(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The group alone, without the item that it was delivered for."""
+    return {name: value for name, value in record.items() if name != "item"}

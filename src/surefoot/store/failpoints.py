@@ -33,8 +33,8 @@ from surefoot.errors import ConfigError, InvariantError, SurefootError
 VARIABLE = "SUREFOOT_FAILPOINTS"
 
 NAMES: Mapping[str, str] = {
-    "batches.before_append": "a batch is about to be journaled",
-    "batches.after_append": "groups and composition of a batch are on the disk, nobody knows it yet",
+    "batches.before_append": "a batch, or a group that came alone, is about to be journaled",
+    "batches.after_append": "a batch, or a group that came alone, is on the disk, nobody knows it yet",
     "batches.after_roll": "a new file for batches exists, the old one is still open",
     "batches.before_forget": "a file of batches that nobody needs any more is about to go",
     "checkpoint.before_files": "a checkpoint's temporary folder exists, empty",

@@ -90,6 +90,21 @@ tokens_per_second | tokens/s | mean | up | sampled tokens over the whole step's 
 step_time | s | sum | down | wall time of the step
 timing/{} | s | sum | down | wall time of one part of the step
 version | steps | last | up | version of the weights after this step
+async/staleness_mean | versions | mean | down | versions between sampling and training, mean over the batch's groups, each by its oldest token
+async/staleness_max | versions | max | down | the same for the oldest group; never above max_staleness
+async/queue | groups | last | none | finished groups that wait for a batch
+async/in_flight | groups | last | none | groups that are being played
+async/wasted | groups | sum | down | groups that became too old before anybody trained on them; their tasks are asked again
+async/given_up | groups | sum | down | groups that failed or took longer than rollout_timeout_s
+async/wait_s | seconds | mean | down | how long the learner waited for this batch
+async/idle_share | share | mean | down | that wait as a share of the time since the batch before
+off_policy/mean | versions | mean | down | versions between sampling and training, mean over turns
+off_policy/max | versions | max | down | the same for the oldest turn
+off_policy/mixed_share | share | mean | down | share of turns whose weights changed between their first and last token
+sync/probe_gap | nats | max | down | largest difference of an engine's log-probability of a probe from the learner's
+sync/probe_move | nats | last | none | how far this update moved the learner's log-probabilities of fixed tokens
+sync/replicas | engines | last | steady | engines that gave proof of this version
+sync/bytes | bytes | last | steady | bytes of weights that were published
 memory/splits | halvings | last | down | how often microbatches were halved in this run because memory ran out
 steps_refused | steps | sum | down | 1 when a non-finite number kept this step from the weights
 groups/{} | groups | sum | none | groups by what became of them

@@ -27,9 +27,28 @@ def batch_arithmetic(
         _tasks(config, train_tasks, heldout_tasks),
         _step(config, microbatch_size or config.microbatch_size),
         _run(config, train_tasks),
+        *_fleet(config),
         _evaluation(config, heldout_tasks),
         _guard(config),
     ]
+
+
+def _fleet(config: Config) -> list[str]:
+    """Who runs where, and how old samples may be; nothing for a run in one process that takes turns."""
+    keys, lines = config.runtime, []
+    if keys.kind == "ray":
+        where = "a private Ray cluster" if keys.address is None else f"the Ray cluster at {keys.address}"
+        lines.append(
+            f"runtime   {where}: 1 learner, {keys.engines} {config.engine.kind} "
+            f"engine{'s' if keys.engines > 1 else ''}, {keys.workers} rollout worker{'s' if keys.workers > 1 else ''}"
+        )
+    if config.max_staleness:
+        every = "every step" if config.weight_sync_steps == 1 else f"every {config.weight_sync_steps} steps"
+        lines.append(
+            f"ahead     sampling runs on while the learner learns; samples at most {config.max_staleness} versions "
+            f"old, weights synced after {every}"
+        )
+    return lines
 
 
 def _tasks(config: Config, train: int | None, heldout: int | None) -> str:

@@ -99,7 +99,7 @@ def test_a_held_out_task_is_never_handed_out(tmp_path: Path) -> None:
     with pytest.raises(TaskError):
         open_books(tmp_path, known, border=split)
     books = open_books(tmp_path, known[:5], border=split)
-    books._tasks["t0"] = known[5]
+    books.tasks["t0"] = known[5]
     with pytest.raises(TaskError):
         do(books, 1, 5)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from surefoot.engines.scripted import ScriptedEngine
-from surefoot.errors import EngineError, RewardError
-from surefoot.protocols import Grade, Request
+from surefoot.errors import EngineError, NumericsError, RewardError
+from surefoot.protocols import Completion, Grade, Request, Scored
 from surefoot.records import Rollout, Task
 from surefoot.runtime.local import LocalRuntime
 from surefoot.runtime.orders import Sampling
@@ -81,6 +83,98 @@ def test_publishing_hands_over_and_takes_its_time() -> None:
     local = runtime()
     assert set(local.publish({}, 3)) == {"timing/publish"}
     assert local.collector.engine.version == 3
+
+
+class Model:
+    """Weights that are one number, an engine that speaks with them, and a learner that has them."""
+
+    def __init__(self) -> None:
+        self.weights = {"w": torch.tensor([1.0])}
+        self.engine = Speaking()
+
+    def score(self, texts: Sequence[Scored], *, temperature: float) -> list[tuple[float, ...]]:
+        return [spoken(float(self.weights["w"]), text) for text in texts]
+
+    def runtime(self, **keys: Any) -> LocalRuntime:
+        plain = runtime(engine=self.engine)
+        return LocalRuntime(
+            plain.collector, train=plain.train, evaluation=plain.evaluation, max_failures=0.0, score=self.score, **keys
+        )
+
+
+def spoken(weight: float, text: Scored) -> tuple[float, ...]:
+    return tuple(-weight - 0.01 * sum(text[0]) - 0.1 * i for i in range(len(text[1])))
+
+
+class Speaking(ScriptedEngine):
+    def __init__(self) -> None:
+        super().__init__(lambda request: [7] * request.max_new_tokens)
+        self.held: Any = {}
+
+    def load_weights(self, weights: Any, version: int) -> None:
+        super().load_weights(weights, version)
+        self.held = weights
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        said = super().generate(requests)
+        weight = float(self.held["w"])
+        return [
+            replace(c, logprobs=spoken(weight, (r.prompt_ids, c.token_ids)))
+            for r, c in zip(requests, said, strict=True)
+        ]
+
+
+def test_with_the_learners_opinion_every_version_is_proven_and_the_proof_is_timed() -> None:
+    model = Model()
+    local = model.runtime()
+    first = local.publish(model.weights, 0)
+    assert set(first) == {"timing/publish", "timing/pack", "timing/proof", "sync/probe_gap"}
+    model.weights["w"] += 0.5
+    assert local.publish(model.weights, 1)["sync/probe_move"] == pytest.approx(0.5)
+
+
+def test_an_engine_that_speaks_with_other_weights_is_refused_before_it_is_asked_for_a_rollout() -> None:
+    model = Model()
+    local = model.runtime(copy_weights=True)
+    local.publish(model.weights, 0)
+    kept = model.engine.held
+    model.weights["w"] += 0.5
+    model.engine.load_weights = lambda weights, version: ScriptedEngine.load_weights(model.engine, kept, version)  # type: ignore[method-assign]
+    with pytest.raises(NumericsError, match=r"the engine does not serve version 1: .* It answers as version 0 did"):
+        local.publish(model.weights, 1)
+
+
+def test_without_copies_the_engine_gets_the_learners_own_tensors() -> None:
+    model = Model()
+    model.runtime().publish(model.weights, 0)
+    assert model.engine.held["w"] is model.weights["w"]
+
+
+def test_copies_are_never_what_the_learner_changes_nor_what_the_engine_still_reads() -> None:
+    model = Model()
+    local = model.runtime(copy_weights=True)
+    held = []
+    for version in range(4):
+        model.weights["w"] += 1.0
+        before = dict(model.engine.held)
+        values = {name: tensor.clone() for name, tensor in before.items()}
+        local.publish(model.weights, version)
+        assert all(torch.equal(before[name], values[name]) for name in before), "written into while it was in force"
+        held.append(model.engine.held["w"].data_ptr())
+        assert model.weights["w"].data_ptr() not in held
+    assert held[0] == held[2] != held[1] == held[3], "two buffers, in turns"
+
+
+def test_planted_single_buffer_changes_the_weights_in_force() -> None:
+    """Teeth: with one buffer, what the engine reads changes under it."""
+    model = Model()
+    local = model.runtime(copy_weights=True)
+    local.publish(model.weights, 0)
+    in_force = model.engine.held["w"]
+    local._spare = local._in_force
+    model.weights["w"] += 1.0
+    local._copied(model.weights)
+    assert float(in_force) == float(model.weights["w"])
 
 
 # -- collect --------------------------------------------------------------------------------------

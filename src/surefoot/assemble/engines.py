@@ -1,0 +1,68 @@
+"""Which engine a run samples with, and what it takes to build one here or in another process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.config import Config
+from surefoot.engines.embedded import EmbeddedEngine
+from surefoot.engines.serving import EngineLoop
+from surefoot.policy.load import Policy
+from surefoot.protocols import Engine, ServingEngine
+from surefoot.runtime.recipes import EmbeddedRecipe, EngineRecipe
+
+MAX_AUTO_ROWS = 256
+
+
+def engine_rows(config: Config) -> int:
+    """Rollouts decoded side by side."""
+    return config.engine.rows or min(MAX_AUTO_ROWS, config.rollouts_per_step)
+
+
+@dataclass(frozen=True)
+class VllmRecipe:
+    """vLLM with the numbers of this model; it has no weights before it is handed some."""
+
+    model_config: dict[str, Any]
+    max_width: int
+    rows: int
+    dtype: str
+    device: str
+    gpu_memory_utilization: float
+    seed: int
+    threads: int
+
+    def build(self) -> ServingEngine:
+        """In the process where it will run."""
+        from surefoot.engines.vllm_engine import VllmEngine
+
+        return VllmEngine(
+            self.model_config, max_width=self.max_width, rows=self.rows, dtype=self.dtype, device=self.device,
+            gpu_memory_utilization=self.gpu_memory_utilization, seed=self.seed, threads=self.threads,
+        )  # fmt: skip
+
+
+def engine_recipe(config: Config, policy: Policy, width: int) -> EngineRecipe:
+    """What an engine's process needs to build its own."""
+    parameter = next(policy.model.parameters())
+    if config.engine.kind == "vllm":
+        return VllmRecipe(
+            json.loads(policy.model.config.to_json_string(use_diff=False)), max_width=width, rows=engine_rows(config),
+            dtype=config.dtype, device=parameter.device.type, seed=config.seed, threads=config.threads,
+            gpu_memory_utilization=config.engine.gpu_memory_utilization,
+        )  # fmt: skip
+    return EmbeddedRecipe(policy.spec, engine_rows(config), width, parameter.device.type, config.dtype)
+
+
+def make_engine(config: Config, policy: Policy, width: int) -> Engine:
+    """The engine of a run in one process; one that many ask at once when sampling overlaps learning."""
+    if config.engine.kind == "vllm":
+        return engine_recipe(config, policy, width).build()
+    parameter = next(policy.model.parameters())
+    engine = EmbeddedEngine(
+        policy.spec, rows=engine_rows(config), max_width=width, device=str(parameter.device), dtype=parameter.dtype
+    )
+    # The learner's own tensors change while others sample from them: the loop serves a copy.
+    return EngineLoop(engine, copy_weights=True) if config.max_staleness > 0 else engine

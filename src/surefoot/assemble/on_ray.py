@@ -1,0 +1,86 @@
+"""A run on Ray: recipes for the learner, the engines and the workers, and the runtime over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from surefoot.assemble.ahead import Ahead
+from surefoot.assemble.build import Parts, identity_of
+from surefoot.assemble.engines import engine_recipe, engine_rows
+from surefoot.assemble.inputs import Inputs
+from surefoot.assemble.learning import channels_of, settings_of
+from surefoot.assemble.prepare import prepare
+from surefoot.assemble.proof import make_publisher
+from surefoot.config import Config
+from surefoot.envs.reward_pool import RewardPool
+from surefoot.envs.single_turn import SingleTurnEnvironment
+from surefoot.policy.learner import GRPOLearner
+from surefoot.policy.load import resolve_device
+from surefoot.records import Task
+from surefoot.runtime.ray_learner import RemoteLearner
+from surefoot.runtime.ray_runtime import RayRuntime, RaySite
+from surefoot.runtime.recipes import LearnerRecipe, WorkerRecipe, portable
+
+
+class RemoteCheckpoints:
+    """`checkpoints.Checkpoints` in the learner's process, on a disk that both see."""
+
+    def __init__(self, learner: RemoteLearner) -> None:
+        self._learner = learner
+
+    def save(self, folder: Path, *, step: int, extra: Any) -> None:
+        """See `Checkpoints.save`."""
+        self._learner.save_checkpoint(folder, step=step, extra=extra)
+
+    def load(self, folder: Path) -> Any:
+        """See `Checkpoints.load`."""
+        return self._learner.load_checkpoint(folder).extra
+
+
+def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path) -> Parts:
+    """Start the cluster, the learner and the fleet; what was started ends if any of it fails."""
+    ready = prepare(config, base, inputs)
+    with ExitStack() as stack:
+        site = RaySite(
+            config.runtime, logs=logs, threads=config.threads, deterministic=resolve_device(config.device) == "cpu",
+            rollout_timeout_s=config.rollout_timeout_s,
+        )  # fmt: skip
+        stack.callback(site.close)
+        learner = site.start_learner(_learner_recipe(config, base, ready.train))
+        fleet = site.start_fleet(
+            engine_recipe(config, ready.policy, ready.engine_width), _worker_recipe(config, inputs, ready.codec),
+            engine_slots=max(1, 2 * engine_rows(config) // config.num_generations),
+        )  # fmt: skip
+        runtime = RayRuntime(
+            site, fleet, SingleTurnEnvironment(pool, inputs.weights, inputs.metric), ready.prompts,
+            train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
+            publisher=make_publisher(config, ready, learner.ascore),
+        )  # fmt: skip
+        identity = identity_of(ready)
+        ahead = Ahead(fleet, site.thread) if config.max_staleness > 0 else None
+        stack.pop_all()
+    # The driver needs the tokenizer and the numbers; the weights are in the learner's process.
+    return Parts(
+        replace(ready.policy, model=None), ready.codec, cast(GRPOLearner, learner), RemoteCheckpoints(learner),
+        runtime, ready.prompts, ready.train, ready.heldout, ready.left_out, ready.cramped, identity, ahead,
+    )  # fmt: skip
+
+
+def _learner_recipe(config: Config, base: Path, train: Sequence[Task]) -> LearnerRecipe:
+    beside = config.alpha_sdpo > 0 or config.beta_replay > 0
+    return LearnerRecipe(
+        config.model, base, config.device, config.dtype, settings=partial(settings_of, config),
+        channels=partial(channels_of, config, base, tuple(train)) if beside else None,
+    )  # fmt: skip
+
+
+def _worker_recipe(config: Config, inputs: Inputs, codec: Any) -> WorkerRecipe:
+    return WorkerRecipe(
+        portable(inputs.functions), inputs.weights, inputs.metric, config.reward_workers, config.reward_timeout_s,
+        config.reward_memory_mb, codec, config.seed, codec.token_count,
+    )  # fmt: skip

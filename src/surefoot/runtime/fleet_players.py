@@ -1,0 +1,71 @@
+"""Groups played by a fleet, for callers that wait for all of them: one step's batch, an evaluation, the preflight.
+
+Promises   the groups come in the order of their tasks, whoever played them and however often; the first error ends the
+           wait and cancels the rest; an interrupted wait leaves nothing under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from surefoot.errors import TaskError
+from surefoot.protocols import Environment, Grade
+from surefoot.records import Rollout, Task
+from surefoot.runtime.fleet import Fleet
+from surefoot.runtime.fleet_thread import FleetThread
+from surefoot.runtime.orders import Order, Played, Sampling
+
+
+class FleetEnvironment:
+    """Graders of the driver for a second look, with the complaints of the fleet's own."""
+
+    def __init__(self, own: Environment, fleet: Fleet) -> None:
+        self.own, self.fleet = own, fleet
+
+    def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout]) -> list[Grade]:
+        """In this process."""
+        return self.own.grade(tasks, rollouts)
+
+    def explain_failures(self) -> str:
+        """What the workers' graders complained of; each complaint counts its own failures."""
+        newest = list(self.fleet.complaints)[-3:]
+        return "".join(newest) or self.own.explain_failures()
+
+    def close(self) -> None:
+        """End the driver's own."""
+        self.own.close()
+
+
+class FleetPlayers:
+    """`judging.Players` over a fleet.
+
+    Args:
+        prompts: token ids of every task's prompt, by task id.
+    """
+
+    def __init__(
+        self, fleet: Fleet, thread: FleetThread, environment: Environment, prompts: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self.fleet, self.thread, self.prompts = fleet, thread, prompts
+        self.environment: Environment = FleetEnvironment(environment, fleet)
+
+    def play(self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int) -> list[Played]:
+        """One scored group per task, in order."""
+        orders = [self.order(task, sampling, purpose, step, i) for i, task in enumerate(tasks)]
+        return self.thread.wait(self._play(orders))
+
+    def order(self, task: Task, sampling: Sampling, purpose: str, step: int, position: int) -> Order:
+        """What has to be known to play one group anywhere."""
+        if task.id not in self.prompts:
+            raise TaskError(f"task {task.id} was never encoded", "prompts become tokens once", "add it to the task set")
+        return Order(task, self.prompts[task.id], sampling, purpose, step, position)
+
+    async def _play(self, orders: Sequence[Order]) -> list[Played]:
+        plays = [asyncio.create_task(self.fleet.play(order)) for order in orders]
+        try:
+            return list(await asyncio.gather(*plays))
+        finally:
+            for play in plays:
+                play.cancel()
+            await asyncio.gather(*plays, return_exceptions=True)

@@ -1,0 +1,194 @@
+"""What a process of the fleet needs to build its own part: plain data, made by `assemble`, sent along.
+
+Owns       the form of these, and the building, which imports torch only where it happens.
+Promises   a recipe can be pickled; reward functions from the user's own file are found again by file and name, and
+           everything else (closures, lambdas) travels by value.
+
+Read next: `ray_actors.py`, which builds from them.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from surefoot.protocols import Codec, DecoderSpec, ServingEngine
+
+if TYPE_CHECKING:
+    from surefoot.envs.marks import RewardFunction
+    from surefoot.envs.reward_pool import RewardPool
+    from surefoot.envs.single_turn import SingleTurnEnvironment
+    from surefoot.policy.learner import GRPOLearner, LearnerSettings
+    from surefoot.policy.load import Policy
+
+_REWARD_FILE = "surefoot_reward_"
+
+
+@dataclass(frozen=True)
+class ProcessRecipe:
+    """How every process of the fleet begins."""
+
+    logs: Path
+    threads: int
+    """Torch threads: part of the result, so the same in every process, whatever Ray sets."""
+    deterministic: bool
+    """Only kernels whose results repeat bit by bit."""
+
+    def log(self, name: str) -> Path:
+        """`logs/engine-0.log` of `engine 0`."""
+        return self.logs / f"{name.replace(' ', '-')}.log"
+
+    def enter(self, name: str) -> None:
+        """Send what is printed to the log, and crashes with it; first thing in the process."""
+        self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        descriptor = os.open(self.log(name), flags, 0o600)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+        sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        faulthandler.enable(file=2)
+        print(f"{name} begins as process {os.getpid()}")
+
+    def set_torch(self) -> None:
+        """Threads and kernels, before anything is computed."""
+        import torch
+
+        torch.set_num_threads(self.threads)
+        torch.use_deterministic_algorithms(self.deterministic)
+
+
+class EngineRecipe(Protocol):
+    """Builds an engine that has no weights yet."""
+
+    def build(self) -> ServingEngine:
+        """In the process where it will run."""
+
+
+@dataclass(frozen=True)
+class EmbeddedRecipe:
+    """Our own engine, served to many callers by one thread."""
+
+    spec: DecoderSpec
+    rows: int
+    max_width: int
+    device: str
+    dtype: str
+
+    def build(self) -> ServingEngine:
+        """In the process where it will run."""
+        import torch
+
+        from surefoot.engines.embedded import EmbeddedEngine
+        from surefoot.engines.serving import EngineLoop
+
+        dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.dtype]
+        engine = EmbeddedEngine(
+            self.spec, rows=self.rows, max_width=self.max_width, device=_resolved(self.device), dtype=dtype
+        )
+        # Weights arrive in shared memory that is not written to while they are served: no copy.
+        return EngineLoop(engine, copy_weights=False)
+
+
+def _resolved(device: str) -> str:
+    """The device to use. Plain `cpu` is known without loading what knows the rest, which takes seconds."""
+    if device == "cpu":
+        return device
+    from surefoot.policy.load import resolve_device
+
+    return resolve_device(device)
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """A reward function of the user's own file, to be found there again."""
+
+    path: str
+    name: str
+
+
+@dataclass(frozen=True)
+class WorkerRecipe:
+    """What a rollout worker asks with and grades with."""
+
+    functions: Mapping[str, Any]
+    """Name -> function, or `FromFile`; see `portable`."""
+    weights: Mapping[str, float]
+    metric: str | None
+    reward_workers: int
+    reward_timeout_s: float
+    reward_memory_mb: int
+    codec: Codec
+    seed: int
+    token_count: int
+
+    def pool(self, log: Path) -> RewardPool:
+        """Forked at once, before torch is imported."""
+        from surefoot.envs.grading import load_reward
+        from surefoot.envs.reward_pool import RewardPool
+
+        functions = {
+            name: load_reward(f"{function.path}:{function.name}", Path("/"))
+            if isinstance(function, FromFile)
+            else function
+            for name, function in self.functions.items()
+        }
+        pool = RewardPool(
+            functions, workers=self.reward_workers, timeout_s=self.reward_timeout_s, memory_mb=self.reward_memory_mb,
+            log_path=log,
+        )  # fmt: skip
+        return pool.start()
+
+    def environment(self, pool: RewardPool) -> SingleTurnEnvironment:
+        """Graders on that pool."""
+        from surefoot.envs.single_turn import SingleTurnEnvironment
+
+        return SingleTurnEnvironment(pool, self.weights, self.metric)
+
+    def shared_by(self, workers: int) -> WorkerRecipe:
+        """`reward_workers` processes in all, at least one for each worker."""
+        return replace(self, reward_workers=max(1, -(-self.reward_workers // workers)))
+
+
+def portable(functions: Mapping[str, RewardFunction]) -> dict[str, Any]:
+    """Reward functions in a form that another process can use; those of reward files by file and name."""
+    return {name: _found_again(function) for name, function in functions.items()}
+
+
+def _found_again(function: Any) -> Any:
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is None or not module.__name__.startswith(_REWARD_FILE) or module.__file__ is None:
+        return function
+    names = [name for name, value in vars(module).items() if value is function]
+    return FromFile(module.__file__, names[0]) if names else function
+
+
+@dataclass(frozen=True)
+class LearnerRecipe:
+    """The policy, and how it learns."""
+
+    model: str
+    base: Path
+    device: str
+    dtype: str
+    settings: Callable[[Policy], LearnerSettings]
+    """Called in the learner's process: some settings need the tokenizer."""
+    channels: Callable[[Policy], Any] | None = None
+    """Makes the losses beside the policy's; None when there are none."""
+
+    def build(self) -> tuple[Policy, GRPOLearner]:
+        """In the process where it will run."""
+        from surefoot.policy.learner import GRPOLearner
+        from surefoot.policy.load import load_policy
+
+        policy = load_policy(self.model, base=self.base, device=self.device, dtype=self.dtype)
+        channels = None if self.channels is None else self.channels(policy)
+        return policy, GRPOLearner(policy.model, self.settings(policy), channels)

@@ -1,0 +1,353 @@
+"""Groups are asked for, played, kept and batched while the learner learns.
+
+Owns       which group is asked for when, what becomes of it when it comes or does not come, and which groups make up a
+           batch. One event loop owns all of it: ledger, journal and buffer are touched by nobody else.
+Promises   a finished group is on the disk before it counts, and is not lost by a crash; none is trained on twice, or
+           when it is more than `max_staleness` versions old: looked at again when the batch forms; no more groups are
+           under way than can be used in time; a slow group holds a step only if it would be too old for the next one,
+           and never longer than `rollout_timeout_s`; a failed one costs itself; whatever cannot go on ends the wait.
+Never      prefers short answers: whatever was asked for is trained on, quick or slow, the oldest weights' first, and
+           what was given up is asked again with the same random numbers, for drawing anew until it is quick would.
+
+    ledger --lease--> in flight --played--> on the disk, delivered --> buffer --draw--> in hand --settle--> trained
+      ^                  |                                               |
+      +--- failed, timeout (three times, then dropped) ------------------+--- too old: to the front
+
+Read next: `stream_books.py`, the same for a loop without an event loop; `schedule.py`, how many may be under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from surefoot.config import Config
+from surefoot.data.tasks import Border
+from surefoot.errors import FleetError, InvariantError, RewardError, StateError, StorageError
+from surefoot.protocols import Assignment
+from surefoot.records import Group, Rollout, Task
+from surefoot.runtime.books import RunBooks
+from surefoot.runtime.buffer import Aged, GroupBuffer
+from surefoot.runtime.crew import Crew
+from surefoot.runtime.orders import Order
+from surefoot.runtime.schedule import allowance, owed
+from surefoot.runtime.stream_back import HOLDER, bring_back
+from surefoot.runtime.stream_records import (
+    RETRIED,
+    Arrival,
+    Figures,
+    Flight,
+    all_too_old,
+    all_too_slow,
+    nothing_happened,
+    oldest_version,
+)
+from surefoot.store.batches import BatchLog
+from surefoot.store.ledger import Item, Lease, Ledger
+
+TRIES = 3
+"""How often one item is asked for before it is dropped."""
+WASTE = 50
+"""How many groups per seat of a batch may come too old while it is waited for."""
+SILENCE_S = 10.0
+"""How much longer than half as long again as any group may take nothing may happen."""
+
+
+class Stream:
+    """Asynchronous books. Made anywhere; used inside one event loop.
+
+    Args:
+        order: (task, visit, position) -> what has to be known to play it; visit and position name the group.
+        trained: the learner's version, now.
+        judge: refuses a batch in which too many rollouts lack a verdict; (rollouts, when).
+    """
+
+    def __init__(
+        self, ledger: Ledger, batches: BatchLog, tasks: Sequence[Task], crew: Crew,
+        order: Callable[[Task, int, int], Order], *, config: Config, trained: Callable[[], int],
+        judge: Callable[[Sequence[Rollout], str], None] | None = None, border: Border | None = None,
+    ) -> None:  # fmt: skip
+        self.books = RunBooks(ledger, batches, tasks, seed=config.seed, border=border)
+        self.ledger, self.batches, self.crew, self.config = ledger, batches, crew, config
+        self.trained, self.published, self.figures = trained, 0, Figures()
+        self._order, self._judge = order, judge
+        self._tasks = {task.id: (position, task) for position, task in enumerate(tasks)}
+        room = allowance(config, 0) + 2 * config.tasks_per_step
+        self.buffer = GroupBuffer(max_size=room, max_staleness=config.max_staleness, oldest_version_first=True)
+        self._flights: dict[Item, Flight] = {}
+        self._arrived: list[Arrival] = []
+        """Played, and not on the disk yet."""
+        self._hand: tuple[Item, ...] = ()
+        self._base = 0
+        """The learner's version before the first pass over the batch in hand."""
+        self._next_step = 1
+        self._live = False
+        """Whether groups are asked for: not while journaled batches are repeated."""
+        self._tries: Counter[Item] = Counter()
+        self._failed_in_a_row = 0
+        self._fatal: Exception | None = None
+        self._news = asyncio.Event()
+        self.progress = 0
+        """Grows with everything that happens."""
+
+    # -- protocols.Books ----------------------------------------------------------------
+
+    async def draw(self, step: int, n: int) -> Assignment:
+        """The batch of this step: from the journal if it is there, else the next one that is complete."""
+        self._next_step, asked = step, self._now()
+        kept = self.batches.find(step)
+        if kept is None:
+            self._go_live()
+            batch = await self._next_batch(step, n)
+        else:
+            batch = self.books.draw(step, n)
+        self._next_step = step + self.config.num_iterations
+        self.figures.batch(batch.groups or (), self.trained(), asked, self._now())
+        self._fill()
+        return batch
+
+    def keep(self, assignment: Assignment, groups: Sequence[Group]) -> None:
+        """The composition is on the disk when this returns; the groups were before."""
+        if self._hand:
+            self.batches.compose(assignment.step, self._hand)
+        else:
+            self.books.keep(assignment, groups)
+
+    def settle(self, assignment: Assignment, step: int, fates: Sequence[str | None]) -> None:
+        """Trained since this step, or dropped with a reason; there is room for more."""
+        self.books.settle(assignment, step, fates)
+        for item, fate in zip(self._hand, fates, strict=True) if self._hand else ():
+            self.buffer.settle([item], "used" if fate is None else "failed" if fate == "nonfinite_step" else "filtered")
+        self._hand = ()
+        self._fill()
+
+    # -- what the stream is told ----------------------------------------------------------
+
+    def advance(self, version: int) -> None:
+        """Engines serve this version from now on."""
+        self.published = version
+        self._fill()
+
+    async def close(self) -> None:
+        """Nobody is asked any more; what was in flight goes back to the queue."""
+        self._live = False
+        self._keep_arrived()
+        flights = list(self._flights.values())
+        for flight in flights:
+            if flight.task is not None:
+                flight.task.cancel()
+        await asyncio.gather(*(f.task for f in flights if f.task is not None), return_exceptions=True)
+        left = [flight.item for flight in flights if self.ledger.outcome(flight.lease) == "accepted"]
+        with contextlib.suppress(StorageError, StateError):  # the next driver returns them anyway
+            self.ledger.requeue(left, "stopped")
+        self._flights.clear()
+
+    # -- questions ----------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, float]:
+        """Of the batch that was drawn last, and of now."""
+        return self.figures.last | {
+            "async/queue": float(self.buffer.tally().waiting), "async/in_flight": float(len(self._flights)),
+        }  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        """Where everything is, as plain data for people."""
+        tally = self.buffer.tally()
+        return {
+            "version": self.trained(), "published": self.published, "pending": self.ledger.pending,
+            "in_flight": len(self._flights), "queue": tally.waiting, "in_hand": tally.in_hand,
+            "queue_by_version": dict(tally.versions), "sampling": self._live,
+            "staleness_mean": self.figures.last.get("async/staleness_mean"),
+            "staleness_max": self.figures.last.get("async/staleness_max"), **self.figures.rates(self._now()),
+        }  # fmt: skip
+
+    # -- batches ------------------------------------------------------------------------
+
+    async def _next_batch(self, step: int, n: int) -> Assignment:
+        wasted = self.figures.wasted
+        while True:
+            self._raise_if_over()
+            version = self.trained()  # anew after every wait: a group ages while the batch fills
+            self._send_back(self.buffer.evict(version))
+            self._refuse_waste(self.figures.wasted - wasted, n)
+            self._fill()
+            if self._is_complete(n, version):
+                break
+            await self._wait(n)
+        taken = self.buffer.take(n, version)
+        if taken is None or taken.aged or len(taken.batch) != n:
+            raise InvariantError(f"step {step}: a complete batch of {n} came as {taken}", "nothing may age here", "-")
+        self._hand, self._base = tuple(waiting.item for waiting in taken.batch), version
+        groups = tuple(waiting.group for waiting in taken.batch)
+        self._refuse_failures(step, groups)
+        return Assignment(step, self.books.hold(step, self._hand), groups)
+
+    def _is_complete(self, n: int, version: int) -> bool:
+        """Enough groups are here, and everybody who would be too old for a later batch is among them."""
+        waiting = [version - v for v, count in self.buffer.tally().versions.items() for _ in range(count)]
+        if len(waiting) < n:
+            return False
+        in_flight = [version - flight.version for flight in self._flights.values()]
+        usable = [age for age in in_flight if age <= self.config.max_staleness]
+        debts = owed([max(0, age) for age in (*waiting, *usable)], self.config)
+        return all(sum(a >= age for a in waiting) >= min(number, n) for number, age in debts)
+
+    def _refuse_waste(self, wasted: int, n: int) -> None:
+        """Engines that speak with old weights whatever they are told would be asked for ever."""
+        if wasted > WASTE * n:
+            raise all_too_old(wasted, n, self.config.max_staleness, self.status())
+
+    def _refuse_failures(self, step: int, groups: Sequence[Group]) -> None:
+        if self._judge is None:
+            return
+        try:
+            self._judge([rollout for group in groups for rollout in group.rollouts], f"step {step}")
+        except RewardError:  # asked for once more when the run goes on, with graders that were mended meanwhile
+            self.buffer.settle(self._hand, "failed")
+            self._return(self._hand, "no_verdict")
+            self._hand = ()
+            raise
+
+    async def _wait(self, n: int) -> None:
+        """Until something happens; every flight ends within `rollout_timeout_s`, so silence means that nobody flies."""
+        patience = 1.5 * self.config.rollout_timeout_s + SILENCE_S
+        self._news.clear()
+        try:
+            async with asyncio.timeout(patience):
+                await self._news.wait()
+        except TimeoutError as error:
+            raise nothing_happened(patience, n, self.status()) from error
+
+    def _raise_if_over(self) -> None:
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _send_back(self, aged: Aged) -> None:
+        self.figures.wasted += len(aged.back)
+        self._return(aged.back, "stale")
+
+    def _return(self, items: Sequence[Item], reason: str) -> None:
+        self.ledger.requeue(items, reason)
+        self.batches.release(items)
+
+    # -- asking -------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Ask for as many groups as there is room for."""
+        while self._live and self._fatal is None and self._room() > 0:
+            lease = self._lease()
+            flight = Flight(lease, self.published)
+            self._flights[lease.item] = flight
+            position, task = self._tasks[lease.item.task]
+            order = self._order(task, lease.item.occurrence, position)
+            flight.task = asyncio.get_running_loop().create_task(self._fly(flight, order), name=f"play {lease.item}")
+
+    def _room(self) -> int:
+        """By age, by what is left of the run, and by who can play."""
+        config, waiting = self.config, self.buffer.tally().waiting
+        behind = (self._base if self._hand else self.trained()) - self.published
+        ahead = len(self._flights) + waiting
+        in_hand = config.tasks_per_step if self._hand else 0
+        steps_left = max(0, config.max_steps - self._next_step + 1)
+        draws_left = -(-steps_left // config.num_iterations)
+        return min(
+            allowance(config, max(0, behind)) - ahead - in_hand, config.tasks_per_step * draws_left - ahead,
+            self.crew.capacity - len(self._flights),
+        )  # fmt: skip
+
+    def _lease(self) -> Lease:
+        if not self.ledger.pending:
+            tally = self.buffer.tally()
+            outside = [item.task for item in (*self._flights, *self.buffer.items())] if tally.left else []
+            self.books.plan_epoch(needed=self.config.tasks_per_step, held=outside)
+        return self.ledger.lease(1, holder=HOLDER)[0]
+
+    async def _fly(self, flight: Flight, order: Order) -> None:
+        """Have one group played; whatever comes of it is dealt with here."""
+        try:
+            async with asyncio.timeout(self.config.rollout_timeout_s):
+                played = await self.crew.play(order)
+            await self._deliver(flight, played.group)
+        except FleetError as error:
+            self._fatal = error
+        except tuple(RETRIED) as error:
+            self._give_up(flight, error)
+        except Exception as error:  # noqa: BLE001 - it ends the run: the next look of `draw` raises it
+            self._fatal = error
+        finally:
+            self._flights.pop(flight.item, None)
+            self.progress += 1
+            self._news.set()
+        self._fill()
+
+    def _deliver(self, flight: Flight, group: Group) -> asyncio.Future[None]:
+        """Kept together with whatever else comes in this moment: one sync of the disk for all of them."""
+        loop = asyncio.get_running_loop()
+        if not self._arrived:
+            loop.call_soon(self._keep_arrived)
+        self._arrived.append(Arrival(flight, group, loop.create_future()))
+        return self._arrived[-1].kept
+
+    def _keep_arrived(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        try:
+            self._keep_groups([(arrival.flight, arrival.group) for arrival in arrived])
+        except Exception as error:  # noqa: BLE001 - it ends the run, by way of those whose groups these are
+            self._fatal = error
+        for arrival in arrived:
+            if not arrival.kept.done():
+                arrival.kept.set_result(None)
+
+    def _keep_groups(self, arrived: Sequence[tuple[Flight, Group]]) -> None:
+        """First on the disk, then delivered: never the other way round. What comes late is only counted."""
+        good = [pair for pair in arrived if self.ledger.outcome(pair[0].lease) == "accepted"]
+        late = [flight.lease for flight, _ in arrived if self.ledger.outcome(flight.lease) != "accepted"]
+        self.figures.late += len(late)
+        if good:
+            self.batches.deliver({flight.item: group for flight, group in good})
+        self.ledger.complete([*late, *(flight.lease for flight, _ in good)])
+        for flight, group in good:
+            self._put(flight.item, group, flight.version)
+            self._failed_in_a_row = 0
+            del self._tries[flight.item]
+            self.figures.delivered(group)
+
+    def _put(self, item: Item, group: Group, version: int) -> None:
+        if self.buffer.put(item, oldest_version(group, version), group) != "kept":
+            raise InvariantError(
+                f"no room for {item}: {self.buffer.tally()}", "more was asked for than fits", "report it"
+            )
+
+    def _give_up(self, flight: Flight, error: Exception) -> None:
+        """Asked again later, with the same random numbers; dropped after the third time."""
+        reason = next(word for kind, word in RETRIED.items() if isinstance(error, kind))
+        self.figures.given_up[reason] += 1
+        self._tries[flight.item] += 1
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= TRIES * self.config.tasks_per_step:
+            slow = isinstance(error, TimeoutError)
+            self._fatal = all_too_slow(self._failed_in_a_row, self.config.rollout_timeout_s) if slow else error
+        if self._tries[flight.item] < TRIES:
+            self.ledger.requeue([flight.item], reason)
+        else:
+            self.ledger.drop([flight.item], reason)
+            del self._tries[flight.item]
+
+    def _go_live(self) -> None:
+        """The journaled steps are done: groups that an earlier life delivered come back, and sampling begins."""
+        if self._live:
+            return
+        self._live, self.figures.began = True, self._now()
+        for item, group in bring_back(self.ledger, self.batches, self.books.tasks, self._is_usable):
+            self._put(item, group, self.published)
+
+    def _is_usable(self, group: Group) -> bool:
+        """Neither too old, nor from weights that the learner has not yet."""
+        age = self.trained() - oldest_version(group, self.trained())
+        return 0 <= age <= self.config.max_staleness
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

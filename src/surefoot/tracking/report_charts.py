@@ -1,0 +1,152 @@
+"""Which curves the report shows, in the order in which a person asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from surefoot.tracking.metrics import lookup
+from surefoot.tracking.report_data import RunData
+from surefoot.tracking.report_svg import Chart, Curve, draw
+from surefoot.tracking.report_text import esc
+from surefoot.tracking.text import number
+
+_ARROWS = {"up": "↑ healthy is up", "down": "↓ healthy is down", "steady": "→ healthy is steady"}
+_SINGLE = (
+    ("KL to the reference", "kl"),
+    ("Entropy", "entropy"),
+    ("Groups without a gradient", "frac_reward_zero_std"),
+    ("Gradient norm", "grad_norm"),
+    ("Throughput", "tokens_per_second"),
+)
+PARTS = ("collect", "learn", "publish", "pack", "proof")
+"""Parts of a step that follow one another; the rest of the step is shown as `other`."""
+
+
+def charts(data: RunData) -> list[Chart]:
+    """Every chart for which there is a number."""
+    found = [*_learning(data), *_singles(data), *_length(data), *_time(data), *_async(data), *_proof(data)]
+    return [chart for chart in found if any(curve.points for curve in chart.curves)]
+
+
+def absent(data: RunData) -> list[str]:
+    """Curves that a reader may look for in vain, and why they are not there."""
+    words = {
+        "eval_accuracy": "held-out accuracy: no evaluation has a task metric",
+        "kl": "KL: no reference is kept with beta = 0",
+        "async/staleness_mean": "staleness: a synchronous run trains on what it has just sampled",
+        "sync/probe_gap": "weight-sync proof: no canary figures in this log",
+    }
+    return [why for name, why in words.items() if not data.series(name)]
+
+
+def card(chart: Chart) -> str:
+    """A chart with its name, what is healthy, its last value and its legend."""
+    first = chart.curves[0].points
+    last = f'<span class="now">{esc(number(first[-1][1]))}<small> {esc(chart.unit)}</small></span>' if first else ""
+    keys = [f'<span class="key k{index}">{esc(curve.name)}</span>' for index, curve in enumerate(chart.curves)]
+    legend = "".join(keys) if len(chart.curves) > 1 or chart.curves[0].spread else ""
+    notes = "".join(f"<span>{esc(note)}</span>" for note in (_ARROWS.get(chart.healthy, ""), *chart.notes) if note)
+    return (
+        f'<figure class="card"><figcaption><h3>{esc(chart.title)}</h3>{"" if chart.stacked else last}</figcaption>'
+        f'{draw(chart)}<p class="legend">{legend}{notes}</p><p class="about">{esc(chart.about)}</p></figure>'
+    )
+
+
+def _learning(data: RunData) -> Iterator[Chart]:
+    target = _target(data)
+    for name, title in (("eval_accuracy", "Held-out accuracy"), ("eval_reward", "Held-out reward")):
+        points = data.series(name)
+        if name == "eval_reward" and data.series("eval_accuracy"):
+            continue
+        errors = [row.get(f"{name}_stderr", 0.0) for row in data.evals if name in row]
+        spread = errors if any(errors) else []
+        curve = Curve(f"{title.lower()} ± standard error" if spread else title.lower(), points, spread, dots=True)
+        limit = (target[2], target[1]) if target and target[0] == name else None
+        yield Chart(title, [curve], *_facts(name), limit=limit, floor=0.0)
+    parts = data.names("rewards/")
+    means = [name for name in parts if name.endswith("/mean")][:5]
+    curves = [Curve("reward", data.series("reward"))]
+    if len(means) > 1:
+        curves += [Curve(name.split("/")[1], data.series(name)) for name in means]
+    yield Chart("Training reward", curves, *_facts("reward"))
+
+
+def _singles(data: RunData) -> Iterator[Chart]:
+    for title, name in _SINGLE:
+        if name == "entropy" and not data.series(name):
+            name = "approx_entropy"
+        yield Chart(title, [Curve(title.lower(), data.series(name))], *_facts(name), floor=0.0)
+
+
+def _length(data: RunData) -> Iterator[Chart]:
+    curves = [Curve(kind, data.series(f"completions/{kind}_length")) for kind in ("mean", "min", "max")]
+    yield Chart("Completion length", [c for c in curves if c.points], *_facts("completions/mean_length"), floor=0.0)
+
+
+def _time(data: RunData) -> Iterator[Chart]:
+    """Where a step's seconds go, stacked; evaluation and saving lie between two steps and are not in it."""
+    rows = [row for row in data.train if "step_time" in row]
+    names = [name for name in PARTS if any(f"timing/{name}" in row for row in rows)]
+    if not rows or not names:
+        return
+    parts = {name: [(row["step"], row.get(f"timing/{name}", 0.0)) for row in rows] for name in names}
+    rest = [max(0.0, row["step_time"] - sum(row.get(f"timing/{name}", 0.0) for name in names)) for row in rows]
+    parts["other"] = [(row["step"], seconds) for row, seconds in zip(rows, rest, strict=True)]
+    about = "wall time of the parts of one step; evaluation and saving come between steps"
+    yield Chart("Where a step's time goes", [Curve(n, p) for n, p in parts.items()], "s", "down", about, stacked=True)
+
+
+def _async(data: RunData) -> Iterator[Chart]:
+    kinds = ("mean", "max")
+    curves = [Curve(kind, data.series(f"async/staleness_{kind}")) for kind in kinds]
+    bound = data.config.get("max_staleness")
+    limit = ("max_staleness", float(bound)) if isinstance(bound, int) and bound > 0 else None
+    about = "weight versions between sampling a group and training on it"
+    yield Chart("Staleness", [c for c in curves if c.points] or curves, "versions", "down", about, limit, floor=0.0)
+    pairs = (("waiting", "async/queue"), ("in flight", "async/in_flight"), ("wasted", "async/wasted"))
+    found = [Curve(label, data.series(name)) for label, name in pairs if data.series(name)]
+    if found:
+        yield Chart(
+            "Groups on their way", found, "groups", "steady", "waiting for the learner, being played", floor=0.0
+        )
+
+
+def _proof(data: RunData) -> Iterator[Chart]:
+    allowed = tolerance(data)
+    limit = ("tolerance", allowed) if allowed else None
+    for title, name, about in (
+        ("Weight-sync proof gap", "sync/probe_gap",
+         "the canary: after each sync every engine answers fixed probes; its logprobs against the learner's own"),
+        ("Sampler against learner", "sampling/sampling_logp_difference/max",
+         "largest difference between the logprob a token was sampled with and the learner's own"),
+    ):  # fmt: skip
+        curve = Curve("largest gap", [(x, y) for x, y in data.series(name) if y > 0])
+        bound = limit if name == "sync/probe_gap" or data.config.get("max_staleness", 0) == 0 else None
+        yield Chart(title, [curve], "nats", "down", about, bound, log=True)
+
+
+def tolerance(data: RunData) -> float | None:
+    """The largest gap that the run allowed, by its config."""
+    given = data.config.get("parity_tolerance")
+    if isinstance(given, int | float):
+        return float(given)
+    return {"float32": 1e-4, "bfloat16": 0.2}.get(str(data.config.get("dtype")))
+
+
+def _target(data: RunData) -> tuple[str, float, str] | None:
+    """(metric, value, what to call it): the run's own target, or the one that is only shown to a shortened run."""
+    own = [data.config.get("target_metric"), data.config.get("target_value")]
+    kinds = (
+        ("target", data.verdict.get("target") or own),
+        ("target of the full run", data.verdict.get("shown_target")),
+    )
+    for label, found in kinds:
+        if isinstance(found, list) and len(found) == 2 and isinstance(found[1], int | float):
+            return str(found[0]), float(found[1]), label
+    return None
+
+
+def _facts(name: str) -> tuple[str, str, str]:
+    """Unit, healthy direction and meaning, from the register of metrics."""
+    metric = lookup(name)
+    return ("", "", "") if metric is None else (metric.unit, metric.healthy, metric.description)

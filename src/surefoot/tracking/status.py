@@ -1,0 +1,287 @@
+"""What a run is doing right now: `status.json`, written by the run about once a second, read by anybody.
+
+Owns       the file and its fields; whether a run is RUNNING, STALE, STOPPED or FINISHED.
+Promises   a reader sees a whole file; a writer that fails never stops the run, and says so once; a number that is not
+           finite is left out, never turned into 0.
+Never      believes the file about life and death: that is the lock's word (`alive`), since a killed run cannot say.
+
+    Board.facts  ->  StatusWriter (a thread of the run)  ->  RUN/status.json  ->  read_status  ->  surefoot status
+
+Read next: `status_table.py`, how it is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from surefoot import pulse
+from surefoot.errors import StateError, StorageError
+from surefoot.safe_text import printable
+from surefoot.tracking.whole_file import read_bounded, replace_file
+
+FILE = "status.json"
+EVERY_S = 1.0
+PATIENCE_S = 5.0
+SILENT_S = 15.0
+"""A run that lives and has not written for so long is stale: halted by a signal, swapped out, or its disk hangs."""
+MAX_BYTES = 4_000_000
+MAX_ITEMS = 2000
+_KEPT = {
+    "reward": "reward",
+    "async/queue": "queue",
+    "async/in_flight": "in_flight",
+    "async/staleness_mean": "staleness_mean",
+    "async/staleness_max": "staleness_max",
+    "tokens_per_second": "tokens_per_s",
+}
+"""Metrics of a step that are part of the status, and their names in it."""
+
+_ALSO = {"groups_per_second": "groups_per_s", "tokens_per_second": "tokens_per_s"}
+
+Facts = Mapping[str, Any]
+
+
+class State(StrEnum):
+    """How a run stands."""
+
+    RUNNING = "RUNNING"
+    STALE = "STALE"
+    STOPPED = "STOPPED"
+    FINISHED = "FINISHED"
+
+
+class Board:
+    """What a run says of itself: told by its hooks, asked by the writer's thread.
+
+    Example:
+        >>> board = Board(max_steps=10)
+        >>> board.step(3, {"reward": 0.5, "version": 3.0})
+        >>> {name: board.facts()[name] for name in ("step", "max_steps", "version", "reward")}
+        {'step': 3, 'max_steps': 10, 'version': 3, 'reward': 0.5}
+    """
+
+    def __init__(self, *, max_steps: int) -> None:
+        self._facts: dict[str, Any] = {"step": 0, "max_steps": max_steps}
+        self._sources: list[Callable[[], Facts]] = []
+        self._members: dict[str, Any] = {}
+        self._asking = threading.Lock()
+        self._steps: deque[tuple[float, float]] = deque(maxlen=20)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One optimiser step was made."""
+        told: dict[str, Any] = {new: metrics[name] for name, new in _KEPT.items() if name in metrics}
+        if "version" in metrics:
+            told["version"] = int(metrics["version"])
+        self._steps.append((time.monotonic(), metrics.get("groups/scored", 0.0)))
+        self._facts = self._facts | {"step": step} | told | self._pace()  # one assignment: readers see all or nothing
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Held-out tasks were answered."""
+        found = {name: metrics[name] for name in ("eval_accuracy", "eval_reward") if name in metrics}
+        self._facts = self._facts | found | {"eval_step": step}
+
+    @contextmanager
+    def asking(self, source: Callable[[], Facts]) -> Iterator[None]:
+        """Inside this, `source` is asked too, such as a fleet's `status`; what it says goes over what steps said."""
+        self._sources.append(source)
+        try:
+            yield
+        finally:
+            self._sources.remove(source)
+            if self._asking.acquire(timeout=PATIENCE_S):  # whoever is being asked right now may answer first
+                self._asking.release()
+            self._facts = self._facts | self._members  # who was there, and how often replaced, is worth keeping
+
+    def facts(self) -> dict[str, Any]:
+        """Everything known now."""
+        whole = dict(self._facts)
+        with self._asking:
+            for source in list(self._sources):
+                whole |= {_ALSO.get(name, name): value for name, value in source().items() if value is not None}
+        self._members |= {name: whole[name] for name in ("replicas", "workers") if name in whole}
+        return whole
+
+    def _pace(self) -> dict[str, float]:
+        if len(self._steps) < 2:
+            return {}
+        seconds = max(self._steps[-1][0] - self._steps[0][0], 1e-9)
+        groups = sum(count for _, count in list(self._steps)[1:])
+        return {"groups_per_s": groups / seconds, "steps_per_s": (len(self._steps) - 1) / seconds}
+
+
+class StatusWriter:
+    """A thread that keeps `path` up to date from `start` (or `with`) until `close`.
+
+    Start it after everything that forks: a fork of a process with threads is not safe.
+    """
+
+    def __init__(
+        self, path: Path, sources: Callable[[], Facts], *, every_s: float = EVERY_S,
+        warn: Callable[[str, str], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`warn` is told once, with a remedy, when the status cannot be gathered or written."""
+        self.path, self._sources, self._every_s, self._warn = path, sources, every_s, warn
+        self._started = time.time()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._facts: dict[str, Any] = {}
+        self.problem: str | None = None
+        """The last thing that went wrong, if anything did."""
+
+    def start(self) -> None:
+        """Write once, then go on in the background."""
+        self.write()
+        self._thread = threading.Thread(target=self._go_on, name="status", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write once more, then stop; safe to call twice. Before what the sources ask is closed."""
+        if self._thread is None:
+            return
+        self._over.set()
+        self._thread.join(timeout=PATIENCE_S)  # a source that hangs does not hold up the end of a run
+        self._thread = None
+        self.write(ended=True)
+
+    def write(self, *, ended: bool = False) -> None:
+        """Write the file now. Never raises: a run does not end because nobody can look at it."""
+        try:
+            text = json.dumps(self._record(ended), allow_nan=False)
+            replace_file(self.path, text.encode("utf-8") + b"\n")
+        except (StorageError, ValueError, TypeError, RecursionError) as error:
+            self._say(str(getattr(error, "what", error)))
+
+    def __enter__(self) -> StatusWriter:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _go_on(self) -> None:
+        while not self._over.wait(self._every_s):
+            self.write()
+        self.write()  # the last step is part of the story; asked here, where a source that hangs holds up nobody
+
+    def _record(self, ended: bool) -> dict[str, Any]:
+        last, now = pulse.last(), time.time()
+        record: dict[str, Any] = {"pid": os.getpid(), "started": self._started, "updated": now, "ended": ended}
+        record |= {"phase": last.stage, "quiet_s": max(0.0, time.monotonic() - last.moment)}
+        if ended:  # whoever was asked may be gone by now: what was last known is what was true
+            return record | self._facts
+        try:
+            self._facts = dict(plain(self._sources()))
+        except Exception as error:  # noqa: BLE001 - the sources are other people's; the file and the warning say it
+            self._say(f"{type(error).__name__}: {error}")
+            return record | self._facts | {"problem": printable(f"{type(error).__name__}: {error}")[:500]}
+        return record | self._facts
+
+    def _say(self, what: str) -> None:
+        first, self.problem = self.problem is None, what
+        if first and self._warn is not None:
+            self._warn(f"the run's status cannot be kept: {printable(what)[:300]}", "the run goes on; see status.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One look at a run."""
+
+    state: State
+    detail: str
+    """One line: the verdict, how long it has been silent, or how to go on."""
+    facts: Facts
+    """The fields of status.json; empty when there is none."""
+    verdict: Facts
+    """verdict.json; empty while the run goes on."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "state": str(self.state),
+            "detail": self.detail,
+            "status": dict(self.facts),
+            "verdict": dict(self.verdict),
+        }
+
+
+def read_status(run: Path, *, alive: bool | None, now: float | None = None) -> Status:
+    """Look at a run folder.
+
+    Args:
+        alive: whether the process that holds the run's lock is alive; None when that cannot be known from here, such
+            as for a run on another machine: then the age of status.json has to do.
+    """
+    if not (run / "config.toml").is_file():
+        raise StateError(
+            f"{run} is not a run folder",
+            "it has no config.toml" if run.is_dir() else "it is a file" if run.exists() else "it does not exist",
+            "give the folder that `surefoot train` named",
+        )
+    facts, verdict = plain(_object(run / FILE)), plain(_object(run / "verdict.json"))
+    silent = None if "updated" not in facts else max(0.0, (now or time.time()) - _number(facts["updated"], 0.0))
+    fresh = silent is not None and silent <= SILENT_S and facts.get("ended") is not True
+    if alive or (alive is None and fresh):
+        return _living(facts, silent, fresh)
+    if verdict and verdict.get("status") != "INCOMPLETE":
+        reasons = verdict.get("reasons")
+        why = f"; {reasons[0]}" if isinstance(reasons, list) and reasons else ""
+        return Status(State.FINISHED, f"{verdict.get('status')}{why}", facts, verdict)
+    how = "stopped on request" if verdict else "the process is gone"
+    return Status(State.STOPPED, f"{how}; go on with: surefoot train --resume {run}", facts, verdict)
+
+
+def _living(facts: Facts, silent: float | None, fresh: bool) -> Status:
+    if silent is None:
+        return Status(State.RUNNING, "it has written no status yet", facts, {})
+    if fresh or facts.get("ended") is True:
+        return Status(State.RUNNING, f"{facts.get('phase', 'at work')}", facts, {})
+    return Status(State.STALE, f"its process is alive and has been silent for {silent:.0f} s", facts, {})
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """As JSON data: numbers that are not finite are left out, text is made safe, what is too long is cut."""
+    if isinstance(value, Mapping):
+        pairs = ((printable(str(k))[:200], plain(v, depth + 1)) for k, v in list(value.items())[:MAX_ITEMS])
+        return {name: each for name, each in pairs if each is not None} if depth < 6 else None
+    if isinstance(value, list | tuple):
+        return [plain(each, depth + 1) for each in value[:MAX_ITEMS]] if depth < 6 else None
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return value if abs(value) < 1e300 else None
+    return printable(str(value))[:500]
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty when there is no file, `StateError` when it is anything else."""
+    data = read_bounded(path, MAX_BYTES)
+    if data is None:
+        return {}
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise StateError(
+            f"{path} is damaged: it holds no JSON object",
+            "a run replaces this file as a whole, so it was changed by something else",
+            f"remove it if the run is over; a living run writes {FILE} anew within seconds",
+        )
+    return found
+
+
+def _number(value: object, otherwise: float) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else otherwise

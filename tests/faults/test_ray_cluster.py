@@ -1,0 +1,177 @@
+"""A private cluster keeps strangers out, attaches to nobody, and takes everything with it when it goes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command import surefoot
+from ray_kit import TINY, environment, left_after, wait_for
+
+from surefoot.runtime import reaper
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+RAN = ["runtime.kind=ray", *TINY, "max_steps=1"]
+
+CLUSTER = """
+import json, os, signal, sys
+from surefoot.runtime.ray_cluster import Cluster
+cluster = Cluster(None, processes=1)
+import ray
+gcs = ray.get_runtime_context().gcs_address
+there = {"gcs": gcs, "folder": str(cluster.folder), "mode": oct(os.stat(cluster.folder).st_mode & 0o777),
+         "mark": cluster.mark, "token": os.environ.get("RAY_AUTH_TOKEN"), "namespace": cluster.namespace,
+         "nodes": len(ray.nodes()), "markers": int(ray.cluster_resources().get("decoy", 0))}
+print(json.dumps(there), flush=True)
+sys.stdin.readline()
+cluster.close()
+"""
+STRANGER = """
+import os, sys
+import ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+    print("in:", ray.get(ray.remote(lambda: 41 + 1).remote(), timeout=20))
+except BaseException as error:
+    print("refused:", type(error).__name__, str(error)[:300])
+os._exit(0)
+"""
+
+
+@contextlib.contextmanager
+def cluster(script: str = CLUSTER, **env: str) -> Iterator[tuple[dict[str, str], subprocess.Popen[str]]]:
+    """A private cluster in a process of its own, and what that says of it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=environment(**env), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("{"), "".join(process.communicate())
+        yield json.loads(line), process
+    finally:
+        process.communicate("\n", timeout=120)
+
+
+@pytest.fixture(scope="module")
+def decoy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Somebody else's cluster, without a token, that every `address="auto"` would find."""
+    pytest.importorskip("ray", reason="needs the ray extra")
+    folder = tempfile.mkdtemp(prefix="decoy-")
+    script = f"""
+import json, sys, ray
+found = ray.init(address="local", resources={{"decoy": 1}}, include_dashboard=False, num_cpus=1, _temp_dir={folder!r},
+                 object_store_memory=80 * 2**20, log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1")
+print(json.dumps({{"gcs": found.address_info["gcs_address"]}}), flush=True)
+sys.stdin.readline()
+ray.shutdown()
+"""
+    with cluster(script, RAY_AUTH_MODE="disabled") as (there, _):
+        yield there["gcs"]
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def private(decoy: str) -> Iterator[dict[str, str]]:
+    """Ours, started while the decoy is alive and the environment points at it."""
+    with cluster(RAY_ADDRESS=decoy, RAY_AUTH_MODE="disabled") as (there, _):
+        yield there
+
+
+@pytest.fixture(scope="module")
+def strangers(private: dict[str, str], decoy: str) -> dict[str, str]:
+    """What three clients heard, all at once: Ray tries for twenty seconds before it gives up."""
+    wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
+    asked = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", STRANGER, address], env=environment(**entries), stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )
+        for name, address, entries in (
+            ("no token", private["gcs"], {"RAY_AUTH_MODE": "disabled"}), ("wrong token", private["gcs"], wrong),
+            ("decoy", decoy, {"RAY_AUTH_MODE": "disabled"}),
+        )
+    }  # fmt: skip
+    return {name: process.communicate(timeout=180)[0] for name, process in asked.items()}
+
+
+def test_a_decoy_that_ray_address_names_is_never_attached_to(private: dict[str, str], decoy: str) -> None:
+    assert private["gcs"] != decoy
+    assert private["markers"] == 0
+    assert private["nodes"] == 1
+    assert private["mark"] in private["namespace"]
+
+
+def test_its_folder_is_the_owners_alone_and_the_token_is_not_left_in_the_environment(private: dict[str, str]) -> None:
+    assert private["mode"] == "0o700"
+    assert private["token"] is None
+
+
+@pytest.mark.parametrize("who", ["no token", "wrong token"])
+def test_a_client_without_the_token_is_refused(strangers: dict[str, str], who: str) -> None:
+    assert "refused:" in strangers[who], strangers[who]
+    assert "in:" not in strangers[who]
+
+
+def test_planted_a_cluster_without_a_token_lets_everybody_in(strangers: dict[str, str]) -> None:
+    """Teeth: the same stranger, at a cluster that asks for nothing."""
+    assert "in: 42" in strangers["decoy"]
+
+
+def test_when_its_process_closes_it_nothing_is_left(private: dict[str, str]) -> None:
+    with cluster() as (there, process):
+        mark = f"{reaper.MARK}={there['mark']}".encode()
+        assert reaper.marked(mark), "its processes carry the mark"
+    assert process.returncode == 0
+    assert left_after(mark, 5.0) == []
+    assert not Path(there["folder"]).exists()
+
+
+def test_signals_to_everybody_do_not_keep_the_reaper_from_its_work(tmp_path: Path) -> None:
+    """SIGINT and SIGTERM to the whole group, then the pipe closes: marked processes end, even one that hides."""
+    mark, folder = "0123456789abcdef", tmp_path / "cluster"
+    folder.mkdir()
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", "-S", reaper.__file__, mark, str(folder), str(os.getpid())],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={},
+    )  # fmt: skip
+    assert watcher.stdout is not None
+    assert watcher.stdin is not None
+    assert watcher.stdout.readline() == reaper.READY
+    hiding = subprocess.Popen(
+        ["sh", "-c", "trap '' TERM INT HUP; sleep 600 & sleep 600"], env={**os.environ, reaper.MARK: mark},
+        start_new_session=True,
+    )  # fmt: skip
+    bystander = subprocess.Popen(["sleep", "600"])
+    try:
+        for number in (2, 15, 1):
+            watcher.send_signal(number)
+        wait_for(lambda: len(reaper.marked(f"{reaper.MARK}={mark}".encode())) == 3, "three marked processes")
+        watcher.stdin.close()
+        assert watcher.wait(30) == 0
+        assert hiding.wait(10) == -9
+        assert reaper.marked(f"{reaper.MARK}={mark}".encode()) == []
+        assert not folder.exists()
+        assert bystander.poll() is None
+    finally:
+        for process in (hiding, bystander):
+            process.kill()
+            process.wait()
+        watcher.stdout.close()
+
+
+@pytest.mark.config_key("runtime.address")
+def test_a_cluster_by_address_is_joined_only_with_a_token(tmp_path: Path) -> None:
+    refused = surefoot("train", *RAN, "runtime.address=127.0.0.1:1", cwd=tmp_path)
+    assert refused.code == 5, refused.out + refused.err
+    assert "RAY_AUTH_TOKEN" in refused.err
+    assert not refused.run.exists(), "a start that is refused leaves no folder"

@@ -1,0 +1,135 @@
+"""When engines get new weights, and what waiting for groups costs: as work, not as book-keeping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from surefoot import loop
+from surefoot.config import Config
+from surefoot.loop import Hooks, Run
+from surefoot.protocols import Assignment, EvalResult, StepReport
+from surefoot.records import Group, Rollout, Task, Turn
+
+TASK = Task(id="t", prompt="?")
+
+
+class Runtime:
+    """Says what it was asked; evaluates whatever was published last."""
+
+    def __init__(self, diary: list[tuple[Any, ...]]) -> None:
+        self.diary, self.version = diary, -1
+
+    def publish(self, weights: Any, version: int) -> dict[str, float]:
+        self.version = version
+        self.diary.append(("publish", version))
+        return {}
+
+    def evaluate(self, tasks: Any, step: int) -> EvalResult:
+        self.diary.append(("evaluate", step, self.version))
+        return EvalResult(1, 0.5, 0.5, 0.1, 2.0, 0.0, 0)
+
+    def collect(self, tasks: Any, step: int) -> list[Group]:
+        return [group(step)]
+
+    def close(self) -> None: ...
+
+
+class Books:
+    """Every batch comes with its groups, or without."""
+
+    def __init__(self, *, with_groups: bool = False) -> None:
+        self.with_groups = with_groups
+
+    def draw(self, step: int, n: int) -> Assignment:
+        self.slow()
+        return Assignment(step, (TASK,), (group(step),) if self.with_groups else None)
+
+    def slow(self) -> None: ...
+
+    def keep(self, assignment: Any, groups: Any) -> None: ...
+
+    def settle(self, assignment: Any, step: int, fates: Sequence[str | None]) -> None: ...
+
+
+def group(step: int) -> Group:
+    name = f"train/{step}/0"
+    turns = [Turn((4, 5), (7 + i, 2), (-1.0, -1.0), 0, finish_reason="stop") for i in range(2)]
+    return Group(TASK, name, tuple(Rollout(TASK.id, name, i, (t,), reward=float(i)) for i, t in enumerate(turns)))
+
+
+def trained(books: Any = None, hooks: dict[str, Any] | None = None, **keys: Any) -> list[tuple[Any, ...]]:
+    diary: list[tuple[Any, ...]] = []
+    config = Config(**{"model": "m", "tasks": "t", "max_steps": 6, "tasks_per_step": 1, "num_generations": 2} | keys)
+    learner: Any = SimpleNamespace(version=0, census=None, weights=dict)
+
+    def learn(samples: Any, iteration: int = 0) -> StepReport:
+        learner.version += 1
+        return StepReport({"loss": 0.1}, learner.version, True)
+
+    learner.learn = learn
+    nothing = {"refused": lambda *_: None, "keep_groups": lambda *_: None, "evaluated": lambda *_: None}
+    said = Hooks(
+        log=lambda step, metrics: diary.append(("log", step, metrics)), warn=lambda *_: None, save=lambda step: None,
+        **(nothing | (hooks or {})),
+    )  # fmt: skip
+    codec = SimpleNamespace(stop_ids=frozenset({2}), pad_token_id=0, vocab_size=50)
+    run = Run(
+        config=config, runtime=Runtime(diary), learner=learner, codec=codec, books=books or Books(), heldout=[TASK],
+        hooks=said,
+    )  # fmt: skip
+    loop.train(run)
+    return diary
+
+
+def of(diary: list[tuple[Any, ...]], kind: str) -> list[Any]:
+    return [entry[1:] if len(entry) > 2 else entry[1] for entry in diary if entry[0] == kind]
+
+
+@pytest.mark.config_key("weight_sync_steps")
+@pytest.mark.parametrize(("every", "published"), [(1, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 4, 6]), (3, [0, 3, 6])])
+def test_engines_get_weights_on_their_cadence(every: int, published: list[int]) -> None:
+    assert of(trained(weight_sync_steps=every), "publish") == published
+
+
+@pytest.mark.parametrize(("every", "steps"), [(4, 6), (5, 7), (4, 3)])
+def test_no_evaluation_looks_at_weights_that_were_not_synced(every: int, steps: int) -> None:
+    """The last step is judged although it is on nobody's cadence."""
+    diary = trained(weight_sync_steps=every, max_steps=steps)
+    assert of(diary, "evaluate") == [(0, 0), (steps, steps)]
+    assert of(diary, "publish") == [0, *range(every, steps, every), steps]
+
+
+def test_a_sync_happens_between_two_batches_never_between_two_passes() -> None:
+    assert of(trained(weight_sync_steps=4, num_iterations=2, max_steps=8), "publish") == [0, 4, 8]
+
+
+def test_whoever_asks_hears_of_every_version_after_it_was_proved() -> None:
+    heard: list[int] = []
+    diary = trained(hooks={"published": heard.append}, weight_sync_steps=2)
+    assert heard == of(diary, "publish")
+
+
+def test_what_others_say_of_a_batch_is_logged_with_its_step() -> None:
+    ages = iter(range(9))
+    logged = dict(of(trained(hooks={"gauges": lambda: {"async/staleness_max": float(next(ages))}}), "log"))
+    assert [logged[step]["async/staleness_max"] for step in range(1, 7)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_waiting_for_groups_is_collecting_and_reading_the_queue_is_keeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that only `draw` moves: what it took is in one figure and not in the other."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def timed(with_groups: bool) -> dict[str, float]:
+        books = Books(with_groups=with_groups)
+        monkeypatch.setattr(books, "slow", lambda: now.__setitem__(0, now[0] + 8.0))
+        metrics: dict[str, float] = dict(of(trained(books, max_steps=1), "log"))[1]  # type: ignore[assignment]
+        return metrics
+
+    assert (timed(True)["timing/keep"], timed(True)["timing/collect"]) == (0.0, 8.0)
+    assert timed(False)["timing/keep"] == 8.0
