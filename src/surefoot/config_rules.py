@@ -120,6 +120,8 @@ def _fleet_problems(config: Config) -> Iterator[str]:
         yield f'runtime.engines = {runtime.engines} with runtime.kind = "local": one process has one engine; use "ray"'
     if runtime.kind == "local" and runtime.address is not None:
         yield f'runtime.address = {runtime.address!r} with runtime.kind = "local": it needs runtime.kind = "ray"'
+    if engine.kind == "vllm" and config.temperature > 2:
+        yield f'temperature = {config.temperature} with engine.kind = "vllm": vLLM takes at most 2'
     if (engine.kind == "openai") != (engine.url is not None):
         yield f"engine.kind = {engine.kind!r} with engine.url = {engine.url!r}: an address goes with openai, always"
 

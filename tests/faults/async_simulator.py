@@ -102,7 +102,7 @@ class World:
         self.outside = Outside()
         self.trouble = rng.choice([0.0, 0.01, 0.03, 0.1])
         self.moving = rng.random() < 0.2
-        """The learner's version moves while a batch is waited for; such a run is never killed."""
+        """The learner's version moves while a batch is waited for; such a run has one life."""
         self.kills = 0 if self.moving else rng.choice([0, 0, 1, 2, 4])
         self.learn_s = rng.choice([0.1, 5.0, 40.0])
         self.serial = 0
@@ -398,6 +398,8 @@ def simulate(seed: int) -> Counter[str]:
             except (FleetError, EngineError, StalledError) as error:
                 world.counts[f"ended by {type(error).__name__}"] += 1
                 world.trouble /= 2
+                if world.moving:  # its versions do not follow from its steps, so nobody could go on
+                    return world.counts
             except DeadlockError as error:
                 world.fail(f"deadlock: {error}")
             except SurefootError as error:

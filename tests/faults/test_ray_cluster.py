@@ -136,6 +136,19 @@ def test_when_its_process_closes_it_nothing_is_left(private: dict[str, str]) -> 
     assert not Path(there["folder"]).exists()
 
 
+def test_planted_without_the_reaper_a_killed_driver_leaves_processes_behind() -> None:
+    """Teeth: Ray alone does not clean up, and looking for the mark shows it."""
+    pytest.importorskip("ray", reason="needs the ray extra")
+    careless = "import surefoot.runtime.ray_cluster as ours\nours._start_reaper = lambda *args: None\n"
+    with cluster(careless + CLUSTER) as (there, process):
+        process.kill()
+        process.wait()
+        mark = f"{reaper.MARK}={there['mark']}".encode()
+        assert left_after(mark, 3.0) != []
+    reaper.end_marked(mark)
+    shutil.rmtree(there["folder"], ignore_errors=True)
+
+
 def test_signals_to_everybody_do_not_keep_the_reaper_from_its_work(tmp_path: Path) -> None:
     """SIGINT and SIGTERM to the whole group, then the pipe closes: marked processes end, even one that hides."""
     mark, folder = "0123456789abcdef", tmp_path / "cluster"

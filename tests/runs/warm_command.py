@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 ODD = 99
 """Exit code of a fork whose command ended in no way that it may."""
 PATIENCE_S = 120.0
-READ_ONCE = ("PYTHON", "LD_", "HF_", "TORCH", "CUDA", "OMP_", "COVERAGE")
+READ_ONCE = ("PYTHON", "LD_", "HF_", "TORCH", "CUDA", "OMP_", "GOMP_", "COVERAGE")
 """Variables that Python or a library reads once, when it is loaded."""
 
 
@@ -292,7 +292,7 @@ class WarmCommand:
         self.address = str(folder / "door")
         self.programs = ("surefoot", "python") if modules else ("surefoot",)
         path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        self.env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+        self.env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0", "NO_COLOR": "1"}
         self.server = subprocess.Popen(
             [sys.executable, __file__, "serve", self.address, *modules], cwd=folder, env=self.env, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

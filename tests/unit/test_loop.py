@@ -357,7 +357,9 @@ def session(
 
     run, _ = make(max_steps=2)
     spoil(run)
-    parts = SimpleNamespace(runtime=run.runtime, learner=run.learner, codec=run.codec, train=TASKS, heldout=heldout)
+    parts = SimpleNamespace(
+        runtime=run.runtime, learner=run.learner, codec=run.codec, train=TASKS, heldout=heldout, ahead=None
+    )
     parts.policy = SimpleNamespace(model=None, tokenizer=None)
     monkeypatch.setattr(module, "_start", lambda around, resumed: module._make_run(around, parts))
     monkeypatch.setattr(module, "RewardPool", lambda *args, **kwargs: SilentView())

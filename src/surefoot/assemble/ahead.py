@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from surefoot.assemble.engines import engine_rows
 from surefoot.config import Config
-from surefoot.engines.serving import EngineLoop
-from surefoot.protocols import Engine
+from surefoot.protocols import Engine, ServingEngine
 from surefoot.records import Task
 from surefoot.runtime.crew import Crew
 from surefoot.runtime.fleet_thread import FleetThread
@@ -34,9 +33,10 @@ class Ahead:
 
 def play_ahead_here(config: Config, engine: Engine, collector: RolloutCollector) -> Ahead:
     """A crew in this process."""
-    assert isinstance(engine, EngineLoop), "make_engine gives one that many may ask"
+    assert hasattr(engine, "submit"), "make_engine gives one that many may ask"
     capacity = max(2, 2 * engine_rows(config) // config.num_generations)
-    return Ahead(LocalCrew(engine, collector, capacity=capacity), FleetThread("surefoot-stream"))
+    crew = LocalCrew(cast(ServingEngine, engine), collector, capacity=capacity)
+    return Ahead(crew, FleetThread("surefoot-stream"))
 
 
 def make_stream_books(around: Surroundings, parts: Parts, ahead: Ahead) -> StreamBooks:

@@ -52,11 +52,14 @@ class Parts:
     """Who plays while the learner learns; None when they take turns."""
 
 
-def build(config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path | None = None) -> Parts:
+def build(
+    config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path | None = None, *, answer_only: bool = False
+) -> Parts:
     """Load the model, encode every prompt once, and wire the rest.
 
     Args:
         logs: where processes of this run write what they print; needed for those that are not this one.
+        answer_only: nothing will be trained, so a server that takes no weights will do.
     """
     if config.runtime.kind == "ray":
         assert logs is not None, "processes elsewhere need a place for what they print"
@@ -65,14 +68,14 @@ def build(config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Pa
         return build_on_ray(config, base, inputs, pool, logs)
     ready = prepare(config, base, inputs)
     learner = make_learner(config, base, ready.policy, ready.codec, ready.train)
-    engine = make_engine(config, ready.policy, ready.engine_width)
+    engine = make_engine(config, ready.policy, ready.engine_width, answer_only=answer_only)
     collector = RolloutCollector(
         engine, SingleTurnEnvironment(pool, inputs.weights, inputs.metric), ready.codec, ready.prompts,
         seed=config.seed, token_count=ready.codec.token_count,
     )  # fmt: skip
     runtime = LocalRuntime(
         collector, train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
-        score=learner.score, tolerance=canary_tolerance(config),
+        score=learner.score, tolerance=canary_tolerance(config), probe_width=ready.engine_width,
     )  # fmt: skip
     ahead = play_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
     return Parts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from surefoot.config import Config
@@ -44,6 +44,29 @@ class VllmRecipe:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class ServerRecipe:
+    """A server elsewhere; refused unless it takes token ids and weights."""
+
+    url: str
+    concurrency: int
+    answer_only: bool = False
+    """It is asked and never trained: no weights are sent, and none need to be taken."""
+
+    def build(self) -> ServingEngine:
+        """A connection to it, in the process that asks."""
+        from surefoot.engines.openai_engine import OpenAIEngine
+
+        engine = OpenAIEngine(self.url, concurrency=self.concurrency, version=0)
+        try:
+            if not self.answer_only:
+                engine.require_training()
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+
 def engine_recipe(config: Config, policy: Policy, width: int) -> EngineRecipe:
     """What an engine's process needs to build its own."""
     parameter = next(policy.model.parameters())
@@ -53,13 +76,17 @@ def engine_recipe(config: Config, policy: Policy, width: int) -> EngineRecipe:
             dtype=config.dtype, device=parameter.device.type, seed=config.seed, threads=config.threads,
             gpu_memory_utilization=config.engine.gpu_memory_utilization,
         )  # fmt: skip
+    if config.engine.kind == "openai":
+        assert config.engine.url is not None, "the config gives the two together"
+        return ServerRecipe(config.engine.url, engine_rows(config))
     return EmbeddedRecipe(policy.spec, engine_rows(config), width, parameter.device.type, config.dtype)
 
 
-def make_engine(config: Config, policy: Policy, width: int) -> Engine:
+def make_engine(config: Config, policy: Policy, width: int, *, answer_only: bool = False) -> Engine:
     """The engine of a run in one process; one that many ask at once when sampling overlaps learning."""
-    if config.engine.kind == "vllm":
-        return engine_recipe(config, policy, width).build()
+    if config.engine.kind != "embedded":
+        recipe = engine_recipe(config, policy, width)
+        return (replace(recipe, answer_only=answer_only) if isinstance(recipe, ServerRecipe) else recipe).build()
     parameter = next(policy.model.parameters())
     engine = EmbeddedEngine(
         policy.spec, rows=engine_rows(config), max_width=width, device=str(parameter.device), dtype=parameter.dtype

@@ -6,19 +6,21 @@ from pathlib import Path
 
 from surefoot.assemble.inputs import read_inputs
 from surefoot.assemble.resume import load_run_config
-from surefoot.config import RuntimeConfig
+from surefoot.config import EngineConfig, RuntimeConfig
 from surefoot.envs.reward_pool import RewardPool
 from surefoot.errors import StateError
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.console import View
 
 
-def evaluate(run_dir: Path, checkpoint: str | None, view: View) -> dict[str, float]:
-    """Held-out metrics of a run's last (or named) checkpoint.
+def evaluate(run_dir: Path, checkpoint: str | None, view: View, *, url: str | None = None) -> dict[str, float]:
+    """Held-out metrics of a run's last (or named) checkpoint, or of what a server says to the same questions.
 
     Args:
         checkpoint: folder name under `checkpoints/`, such as "step_150"; "best" is the one that the verdict names, and
             None the newest.
+        url: an OpenAI-compatible server that answers instead, with whatever model it serves; it is asked in the token
+            ids of the run's own tokenizer.
     """
     folder = RunFolder.open(run_dir)
     weights = _checkpoint(folder, checkpoint)
@@ -27,18 +29,20 @@ def evaluate(run_dir: Path, checkpoint: str | None, view: View) -> dict[str, flo
     # Answering needs no training channels, nor the files they read.
     answering = {"model": str(weights.absolute()), "alpha_sdpo": 0.0, "beta_replay": 0.0, "replay_pairs": None}
     answering |= {"runtime": RuntimeConfig(), "max_staleness": 0, "weight_sync_steps": 1}  # one process is enough
-    config = loaded.config.model_copy(update=answering)
+    engine = EngineConfig() if url is None else EngineConfig(kind="openai", url=url)
+    config = loaded.config.model_copy(update=answering | {"engine": engine})
     with RewardPool(
         inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s,
         memory_mb=config.reward_memory_mb,
     ) as pool:  # fmt: skip
-        view.start([f"evaluating {weights}"])
+        view.start([f"evaluating {weights if url is None else f'what {url} serves'}"])
         from surefoot.assemble.build import build  # torch: after the reward workers are forked
 
-        parts = build(config, loaded.base, inputs, pool, folder.logs)
+        parts = build(config, loaded.base, inputs, pool, answer_only=True)
         if not parts.heldout:
             raise StateError("the run held no tasks out", "heldout_fraction is 0", "evaluate on another task set")
-        parts.runtime.publish(parts.learner.weights(), 0)
+        if url is None:
+            parts.runtime.publish(parts.learner.weights(), 0)
         return parts.runtime.evaluate(parts.heldout, 0).metrics()
 
 

@@ -54,7 +54,7 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
         learner = site.start_learner(_learner_recipe(config, base, ready.train))
         fleet = site.start_fleet(
             engine_recipe(config, ready.policy, ready.engine_width), _worker_recipe(config, inputs, ready.codec),
-            engine_slots=max(1, 2 * engine_rows(config) // config.num_generations),
+            engine_slots=engine_rows(config),
         )  # fmt: skip
         runtime = RayRuntime(
             site, fleet, SingleTurnEnvironment(pool, inputs.weights, inputs.metric), ready.prompts,

@@ -10,7 +10,7 @@ Read next: `keeper.py`, what is kept on disk; `resume.py`, the way back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -264,13 +264,26 @@ def _make_books(around: Surroundings, parts: Parts) -> Books:
     return books
 
 
+@contextlib.contextmanager
+def closing_books(run: Run) -> Iterator[None]:
+    """A stream's thread owns the ledger until it is closed; whoever writes a verdict reads it after that."""
+    from surefoot.runtime.stream_books import StreamBooks
+
+    try:
+        yield
+    finally:
+        if isinstance(run.books, StreamBooks):
+            run.books.close()
+
+
 def _go(around: Surroundings, run: Run) -> Outcome:
     """The loop, and the verdict on however it ended."""
     from surefoot.loop import train as run_loop
 
     root = around.keeper.folder.root
     try:
-        run_loop(run)
+        with closing_books(run):
+            run_loop(run)
     except KeyboardInterrupt as asked:
         raise _stopped(around, run) from asked
     except CollapseStopError as stop:

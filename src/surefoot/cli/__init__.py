@@ -66,9 +66,13 @@ def evaluate(
         Optional[str],  # noqa: UP045
         typer.Option(help="Which checkpoint: step_50, or best; the last one when left out.", show_default=False),
     ] = None,
+    url: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="An OpenAI-compatible server that answers instead, in RUN's token ids.", show_default=False),
+    ] = None,
 ) -> None:
-    """Answer the held-out tasks of RUN again, with the weights it saved."""
-    sys.exit(guarded(partial(commands.evaluate, run, checkpoint)))
+    """Answer the held-out tasks of RUN again, with the weights it saved, or with what a server at --url serves."""
+    sys.exit(guarded(partial(commands.evaluate, run, checkpoint, url)))
 
 
 @app.command(context_settings=_PASS_ON)

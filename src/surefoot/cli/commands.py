@@ -56,7 +56,7 @@ def plan(words: Sequence[str]) -> int:
     return 0
 
 
-def evaluate(run: Path, checkpoint: str | None) -> int:
+def evaluate(run: Path, checkpoint: str | None, url: str | None) -> int:
     """Evaluate a finished run's weights on its held-out tasks."""
     from surefoot.store.run_folder import RunFolder
 
@@ -66,7 +66,7 @@ def evaluate(run: Path, checkpoint: str | None) -> int:
 
     view = open_view(0)
     try:
-        metrics = evaluate_run(run, checkpoint, view)
+        metrics = evaluate_run(run, checkpoint, view, url=url)
     finally:
         view.close()
     _print(f"{name:<32} {value}" for name, value in metrics.items())

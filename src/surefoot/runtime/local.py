@@ -34,18 +34,20 @@ class LocalRuntime(JudgingRuntime):
         score: the learner's, for the canary; without it the engine's word is all there is.
         tolerance: how far the two may be apart on one token.
         copy_weights: hand the engine copies: for rollouts that go on while the learner changes its own.
+        probe_width: longest question plus answer that the engine takes; a long question fills its caches.
     """
 
     def __init__(
         self, collector: RolloutCollector, *, train: Sampling, evaluation: Sampling, max_failures: float,
         score: Score | None = None, tolerance: float = TOLERANCE, copy_weights: bool = False,
+        probe_width: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(collector, train=train, evaluation=evaluation, max_failures=max_failures)
         self.collector, self.score, self.copy_weights = collector, score, copy_weights
         self.canary: Canary | None = None
         if score is not None:
             probes = make_probes(
-                collector.prompts.values(), temperature=train.temperature, max_width=train.max_width,
+                collector.prompts.values(), temperature=train.temperature, max_width=probe_width or train.max_width,
                 max_completion_length=train.max_completion_length,
             )  # fmt: skip
             self.canary = Canary(probes, tolerance=tolerance)

@@ -32,8 +32,8 @@ from surefoot.runtime.seeds import derive_seed
 TOKENS = 8
 """Most new tokens of an answer: the first comes from the prompt's keys and values, the others from decoding."""
 _FEWEST = 2
-_TEMPERATURE = 4.0
-"""At least; what a sure policy would never say shows what it thinks."""
+_TEMPERATURE = 2.0
+"""At least; what a sure policy would never say shows what it thinks. vLLM takes no higher one."""
 LONG = 3 * 32 + 1
 """Prompt tokens that fill three cache blocks, 16 or 32 tokens each."""
 _REMEMBERED = 4

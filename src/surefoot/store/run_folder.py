@@ -35,7 +35,16 @@ from surefoot.store.environment import config_text
 
 __all__ = ["RunFolder", "atomic_write", "commit_folder"]
 
-FILES = ("config.toml", "environment.json", "metrics.jsonl", "verdict.json", "report.html", "status.json", "timeline.jsonl", "lock")
+FILES = (
+    "config.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "verdict.json",
+    "report.html",
+    "status.json",
+    "timeline.jsonl",
+    "lock",
+)
 TEMPORARY = re.compile(r"\.[a-z_.]+\.[0-9]+\.tmp")
 FOLDERS = ("logs", "rollouts", "checkpoints", "journal", "tensorboard", "wandb")
 

@@ -90,11 +90,11 @@ tokens_per_second | tokens/s | mean | up | sampled tokens over the whole step's 
 step_time | s | sum | down | wall time of the step
 timing/{} | s | sum | down | wall time of one part of the step
 version | steps | last | up | version of the weights after this step
-async/staleness_mean | versions | mean | down | versions between sampling and training, mean over the batch's groups, each by its oldest token
+async/staleness_mean | versions | mean | down | age of the samples when trained, mean over groups by oldest token
 async/staleness_max | versions | max | down | the same for the oldest group; never above max_staleness
 async/queue | groups | last | none | finished groups that wait for a batch
 async/in_flight | groups | last | none | groups that are being played
-async/wasted | groups | sum | down | groups that became too old before anybody trained on them; their tasks are asked again
+async/wasted | groups | sum | down | groups that became too old before they were trained on; their tasks are asked again
 async/given_up | groups | sum | down | groups that failed or took longer than rollout_timeout_s
 async/wait_s | seconds | mean | down | how long the learner waited for this batch
 async/idle_share | share | mean | down | that wait as a share of the time since the batch before

@@ -273,7 +273,9 @@ def test_samples_of_the_current_version_pass() -> None:
 
 
 def test_a_stale_sample_is_named_with_both_versions() -> None:
-    with pytest.raises(InvariantError, match=r"2 of 2 samples come from version 0.*learner is at 3 and max_staleness is 0 \(first: a\)"):
+    with pytest.raises(
+        InvariantError, match=r"2 of 2 samples come from version 0.*learner is at 3 and max_staleness is 0 \(first: a\)"
+    ):
         invariants.check_fresh(weighed([1.0, 0.0], [1.0, -1.0]), 3)
 
 
