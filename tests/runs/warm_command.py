@@ -331,7 +331,7 @@ class WarmCommand:
             self.server.stdin.close()
             self.server.wait(PATIENCE_S)
             self.server.stdout.close()
-            shutil.rmtree(Path(self.address).parent)
+            shutil.rmtree(Path(self.address).parent, ignore_errors=True)
 
 
 _running: dict[tuple[str, ...], WarmCommand] = {}

@@ -74,6 +74,7 @@ class LocalRuntime(JudgingRuntime):
         with span("canary", track="sync"):
             metrics |= self.canary.prove("the engine", engine.generate, self.score, version)
         packing = float(getattr(engine, "pack_seconds", 0.0))  # paid by whoever asks first; not a cost of the proof
+        metrics["sync/replicas"] = 1.0
         return metrics | {"timing/pack": packing, "timing/proof": time.perf_counter() - loaded - packing}
 
     @torch.no_grad()

@@ -105,16 +105,17 @@ def configure(tmp_path: Path) -> Callable[..., LoadedConfig]:
 
 @pytest.fixture
 def assembled(configure: Callable[..., LoadedConfig]) -> Callable[..., Any]:
-    """`assembled(**keys)`: `assemble.build.Parts`, weights published."""
+    """`assembled(**keys)`: `assemble.build.Parts`; unless told otherwise the weights are published, which computes."""
 
-    def make(**keys: Any) -> Any:
+    def make(*, published: bool = True, **keys: Any) -> Any:
         from surefoot.assemble.build import build
         from surefoot.assemble.inputs import read_inputs
 
         loaded = configure(**keys)
         inputs = read_inputs(loaded.config, loaded.base)
         parts = build(loaded.config, loaded.base, inputs, PoolHere(inputs.functions))  # type: ignore[arg-type]
-        parts.runtime.publish(parts.learner.weights(), 0)
+        if published:
+            parts.runtime.publish(parts.learner.weights(), 0)
         return parts
 
     return make

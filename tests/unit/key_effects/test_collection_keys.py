@@ -118,7 +118,8 @@ def test_the_named_model_is_loaded_in_the_asked_precision(assembled: Build, tmp_
     shipped.policy.model.model.norm.weight.data.fill_(2.0)  # what nobody shipped
     shipped.policy.model.save_pretrained(tmp_path / "mine")
     shipped.policy.tokenizer.save_pretrained(tmp_path / "mine")
-    mine, again = assembled(model="mine", dtype="bfloat16"), assembled()
+    # Only loaded: on some virtual machines a CPU that claims to know bfloat16 products dies of them.
+    mine, again = assembled(published=False, model="mine", dtype="bfloat16"), assembled()
     assert (
         set(mine.policy.model.model.norm.weight.tolist()) == {2.0} != set(again.policy.model.model.norm.weight.tolist())
     )
@@ -148,7 +149,7 @@ def test_the_engine_is_the_named_kind_with_the_named_number_of_rows(assembled: B
     assert isinstance(few.runtime.collector.engine, EmbeddedEngine)
     assert (few.runtime.collector.engine.rows, many.runtime.collector.engine.rows) == (8, 40)
     with pytest.raises(ConfigError, match=r"engine\.kind"):
-        configure(engine__kind="vllm")
+        configure(engine__kind="sglang")
 
 
 @pytest.mark.config_key("tasks_per_step", "num_generations")

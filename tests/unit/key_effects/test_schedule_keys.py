@@ -17,7 +17,7 @@ def test_the_steps_between_two_syncs_are_the_cadence_and_need_their_staleness(co
     assert schedule_of(configure().config).sync_every == 1
     seldom = schedule_of(configure(weight_sync_steps=3, max_staleness=2, **ASYNC).config)
     assert (seldom.sync_every, seldom.required_staleness) == (3, 2)
-    with pytest.raises(ConfigError, match=r"weight_sync_steps = 3(.|\n)*at least 2, and it is 1"):
+    with pytest.raises(ConfigError, match=r"weight_sync_steps = 3(.|\n)*set max_staleness = 2 or more"):
         schedule_of(configure(weight_sync_steps=3, max_staleness=1, **ASYNC).config)
 
 
