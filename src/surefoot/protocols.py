@@ -60,6 +60,8 @@ class Request:
     stop_ids: frozenset[int]
     seed: int
     """Names this rollout's private random stream."""
+    urgent: bool = False
+    """Asked before all that wait: somebody stands still until it is answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def _batch_not_kept() -> None:
 
     def append(self: Any, step: int, items: Any, groups: Any) -> None:
         self._current()
-        self._kept[step] = Kept(0, 0, tuple(items))
+        self._kept[step] = Kept(0, tuple(items), ())
 
     BatchLog.append = append  # type: ignore[method-assign]
 

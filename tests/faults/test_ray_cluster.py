@@ -136,17 +136,29 @@ def test_when_its_process_closes_it_nothing_is_left(private: dict[str, str]) -> 
     assert not Path(there["folder"]).exists()
 
 
-def test_planted_without_the_reaper_a_killed_driver_leaves_processes_behind() -> None:
-    """Teeth: Ray alone does not clean up, and looking for the mark shows it."""
+STRAY = CLUSTER.replace(
+    "print(json",
+    "import subprocess\n"
+    "nowhere = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)\n"
+    f"marked = {{**os.environ, {reaper.MARK!r}: cluster.mark}}\n"
+    "subprocess.Popen(['sleep', '300'], start_new_session=True, env=marked, **nowhere)\n"
+    "print(json",
+)
+"""With a process that Ray knows nothing of, as something inside an actor may leave one."""
+
+
+@pytest.mark.parametrize("reaped", [True, False], ids=["with the reaper", "planted: without it"])
+def test_what_ray_does_not_know_of_ends_with_a_killed_driver_because_of_the_reaper(reaped: bool) -> None:
     pytest.importorskip("ray", reason="needs the ray extra")
     careless = "import surefoot.runtime.ray_cluster as ours\nours._start_reaper = lambda *args: None\n"
-    with cluster(careless + CLUSTER) as (there, process):
+    with cluster(STRAY if reaped else careless + STRAY) as (there, process):
         process.kill()
         process.wait()
         mark = f"{reaper.MARK}={there['mark']}".encode()
-        assert left_after(mark, 3.0) != []
+        left = left_after(mark, 5.0)
     reaper.end_marked(mark)
     shutil.rmtree(there["folder"], ignore_errors=True)
+    assert (left == []) is reaped
 
 
 def test_signals_to_everybody_do_not_keep_the_reaper_from_its_work(tmp_path: Path) -> None:

@@ -146,7 +146,8 @@ def _live(
     try:
         confirm(keeper.journal, "inputs", {"tasks_sha256": inputs.task_set.fingerprint, "seed": config.seed})
         pool.start()  # before torch: a fork of a threaded process is not safe
-        around.later.enter_context(lookout)
+        if not resumed:  # a refused resume leaves what others see as it was
+            around.later.enter_context(lookout)
         with Watchdog(config.stall_timeout_s, dump=folder.logs / "stacks.txt", resume=stop.resume):
             run = _start(around, resumed=resumed)
             keep_folder = True  # from here on the folder stays, with a verdict, however it ends
@@ -192,7 +193,8 @@ def _start(around: Surroundings, *, resumed: bool) -> Run:
     if resumed:
         with stop.phase("going back to a checkpoint"):
             go_on(run, parts, keeper, view)
-            around.lookout.resumed(run.step)
+        around.later.enter_context(around.lookout)
+        around.lookout.resumed(run.step)
     return run
 
 

@@ -129,11 +129,13 @@ class EmbeddedEngine:
         return bool(self._waiting) or len(self._free) < self.rows
 
     def enter(self, requests: Sequence[Request]) -> list[int]:
-        """Take these in behind those that wait; one ticket each. If one of them is refused, none enters."""
+        """Take these in behind those that wait, urgent ones before; one ticket each. If one is refused, none enters."""
         for request in requests:
             self._check(request)
         tickets = list(itertools.islice(self._tickets, len(requests)))
-        self._waiting.extend(zip(tickets, requests, strict=True))
+        asked = list(zip(tickets, requests, strict=True))
+        self._waiting.extendleft(entry for entry in reversed(asked) if entry[1].urgent)
+        self._waiting.extend(entry for entry in asked if not entry[1].urgent)
         self._untouched = False
         return tickets
 

@@ -90,7 +90,7 @@ def make_probes(
     return tuple(
         Request(
             id=f"probe/{i}", prompt_ids=prompt, max_new_tokens=tokens, temperature=max(_TEMPERATURE, temperature),
-            stop_ids=frozenset(), seed=derive_seed(0, "probe", i),
+            stop_ids=frozenset(), seed=derive_seed(0, "probe", i), urgent=True,
         )
         for i, prompt in enumerate(dict.fromkeys([long, other]))
     )  # fmt: skip

@@ -133,6 +133,19 @@ def test_a_request_enters_while_others_are_being_answered(serve: Any) -> None:
     assert len(long.result(WAIT_S)[0].token_ids) == 30
 
 
+def test_an_urgent_request_is_answered_before_those_that_wait(make_net: Any, make_engine: Any) -> None:
+    """Eight rows are taken and eight more wait: what a weight sync asks must not stand behind them."""
+    engine = make_engine(make_net())
+    crowd = engine.enter([ask(f"slow/{i}", seed=i) for i in range(2 * engine.rows)])
+    engine.advance()
+    (urgent,) = engine.enter([ask("probe", max_new_tokens=1, urgent=True)])
+    finished: list[int] = []
+    while engine.busy:
+        finished += engine.advance()
+    assert finished.index(urgent) <= engine.rows, "only who sat already was before it"
+    assert set(finished) == {*crowd, urgent}
+
+
 def test_siblings_of_every_group_share_one_prefill(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, engine = serve()
     seen: list[tuple[int, ...]] = []
