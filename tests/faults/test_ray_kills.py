@@ -116,6 +116,7 @@ def test_nothing_is_left_of_a_hundred_killed_drivers(tmp_path: Path, record_prop
     note(record_property, "P8", LEFT, 100)
 
 
+@pytest.mark.nightly
 def test_asked_to_stop_it_saves_leaves_nothing_and_goes_on_to_the_same_end(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the ray extra")
     words = [*place(tmp_path), "max_steps=12", "learning_rate=1e-3", "eval_metric=exact"]
