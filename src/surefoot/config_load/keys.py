@@ -22,7 +22,7 @@ ALIASES = {"group_size": "num_generations"}
 """Accepted under this name, and said so in the notes."""
 
 _BENDS = "not supported: it bends the distribution that is sampled from, so logprobs no longer belong to the policy"
-_VLLM = "not supported; the engine is chosen with engine.kind"
+_VLLM = 'use engine.kind = "vllm"; see engine.gpu_memory_utilization'
 _LORA = "not supported: every weight is trained"
 FOREIGN: dict[str, str] = {
     **dict.fromkeys(["top_p", "top_k", "min_p", "repetition_penalty"], f"{_BENDS}; leave it out, or use temperature"),
@@ -55,7 +55,8 @@ FOREIGN: dict[str, str] = {
     ),
     **dict.fromkeys(["ppo_epochs", "update_epochs_per_batch"], "use num_iterations"),
     **dict.fromkeys(["num_train_epochs", "total_epochs", "epochs", "steps", "num_steps"], "use max_steps"),
-    **dict.fromkeys(["use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "use_liger_kernel"], _VLLM),
+    **dict.fromkeys(["use_vllm", "vllm_mode", "vllm_gpu_memory_utilization"], _VLLM),
+    "use_liger_kernel": "not needed: logits are never built whole",
     **dict.fromkeys(["bf16", "fp16"], 'use dtype = "bfloat16" or "float32"'),
     **dict.fromkeys(["test_freq", "val_period", "eval_interval"], "use eval_steps"),
     **dict.fromkeys(["val_before_train", "val_at_start", "eval_before_train"], "use eval_on_start"),
@@ -74,7 +75,10 @@ FOREIGN: dict[str, str] = {
         ["reward_fn", "reward_func", "reward_function", "reward_model"], 'use reward_funcs = ["file.py:f"]'
     ),
     **dict.fromkeys(["lora_rank", "lora_alpha", "lora_r", "use_peft", "lora_target_modules"], _LORA),
-    **dict.fromkeys(["max_staleness", "max_off_policy_steps"], "not needed: every rollout is trained on at once"),
+    **dict.fromkeys(
+        ["max_off_policy_threshold", "max_trajectory_age_steps", "max_off_policy_steps", "max_head_offpolicyness"],
+        "use max_staleness, in weight versions",
+    ),
     **dict.fromkeys(["logging_dir", "wandb_project"], "leave it out; numbers go to RUN/metrics.jsonl and report_to"),
     **dict.fromkeys(["lr_scheduler", "scheduler"], "use lr_scheduler_type"),
     **dict.fromkeys(["gradient_clipping", "clip_grad", "grad_clip"], "use max_grad_norm"),

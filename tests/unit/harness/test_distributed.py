@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,16 @@ def all_hang() -> None:
 
 
 def gone(pid: int) -> bool:
-    try:
-        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return True
+    """Whether it has ended, or does so within a moment: a killed process is not dead at once."""
+    give_up = time.monotonic() + 5
+    while time.monotonic() < give_up:
+        try:
+            if "State:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def test_each_rank_knows_who_it_is(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_with_the_learners_opinion_every_version_is_proven_and_the_proof_is_time
     model = Model()
     local = model.runtime()
     first = local.publish(model.weights, 0)
-    assert set(first) == {"timing/publish", "timing/pack", "timing/proof", "sync/probe_gap"}
+    assert set(first) == {"timing/publish", "timing/pack", "timing/proof", "sync/probe_gap", "sync/replicas"}
     model.weights["w"] += 0.5
     assert local.publish(model.weights, 1)["sync/probe_move"] == pytest.approx(0.5)
 

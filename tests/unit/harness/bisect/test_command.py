@@ -255,7 +255,8 @@ def test_an_edited_log_is_followed(made: History, saved: Path) -> None:
     kept = [line for line in edited if not (line.startswith("git bisect good") and made.c(4) in line)]
     saved.write_text("\n".join([*kept, f"git bisect skip {made.c(6)}", ""]))
     assert bisect(ask(made, good=None, bad=None, replay=saved)) == 125
-    result = json.loads(sorted((made.root / "bisect-logs").glob("*/result.json"))[-1].read_text())
+    newest = max((made.root / "bisect-logs").glob("*/result.json"), key=lambda path: path.stat().st_mtime_ns)
+    result = json.loads(newest.read_text())
     assert set(result["candidates"]) == {made.c(5), made.c(6)}
 
 
