@@ -69,7 +69,7 @@ check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the re
 	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import_linter | sed -n '/BROKEN/p;/^Contracts:/p;/^Broken contracts/,$$p'
-	@$(call PYTEST,repo,-m "not slow" -n 2 -q tests/repo) # the pages themselves are executed by make test
+	@$(call PYTEST,repo,-m "not slow and not nightly" -n 2 -q tests/repo) # make test executes the pages
 
 bench: $(VENV)/.test ## measure speed and memory; prints ratios with intervals, keeps raw samples
 	@$(BIN)/python benchmarks/run.py
