@@ -45,7 +45,7 @@ QUICK = {
     "keeping": ["--steps", "2", "--smollm2-steps", "0", "--allow-dirty"],
     "sinks": ["--allow-dirty"],
     "routing": ["--quick"],
-    "weight_sync": ["--quick"],
+    "weight_sync": ["--millions", "40", "--pairs", "3", "--allow-dirty"],
     "overlap": ["--quick"],
     "long_tail": ["--quick"],
     "learning": ["--seeds", "0", "max_steps=2"],
