@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 ORDER = (
     "startup", "plugin_startup", "check_cost", "guard_rates", "bisect_noise", "affected", "chunked_loss", "decode",
     "end_to_end", "durability", "keeping", "sinks", "routing", "weight_sync",
-    "overlap", "long_tail", "learning",
+    "overlap", "long_tail", "mcp_calls", "sandbox", "streaming", "learning",
 )  # fmt: skip
 QUICK = {
     "startup": ["--runs", "3", "--pairs", "3", "--allow-dirty"],
@@ -48,6 +48,11 @@ QUICK = {
     "weight_sync": ["--millions", "40", "--pairs", "3", "--allow-dirty"],
     "overlap": ["--quick"],
     "long_tail": ["--quick"],
+    "mcp_calls": ["--quick"],
+    "sandbox": ["--pairs", "9", "--allow-dirty"],
+    "streaming": [
+        "--sizes", "1000,10000", "--repeats", "1", "--pairs", "3", "--peers", "iterable", "--allow-dirty",
+    ],
     "learning": ["--seeds", "0", "max_steps=2"],
 }
 FULL = {"chunked_loss": ["--pairs", "7"]}

@@ -87,6 +87,51 @@ class RuntimeConfig(_Table):
     """How often one of them may be replaced without having finished anything in between before the run ends with 77."""
 
 
+class ToolsConfig(_Table):
+    """`[tools]`: what the policy may call while it answers; docs/agents.md begins with your own server in 20 lines."""
+
+    servers: str | None = None
+    """JSON file with MCP servers in the form that clients share, {"mcpServers": {"clock": {"command": "python", "args": ["clock.py"]}}}; docs/agents.md lists what each may say."""
+
+    functions: tuple[str, ...] = ()
+    """Plain Python tools as `file.py:function`, with typed arguments and a docstring."""
+
+    environment: str | None = None
+    """An environment class as `file.py:Class`: reset(**row), public methods as tools, get_reward(), as TRL has it."""
+
+    max_calls: Int = 16
+    """Tool calls that one rollout may make; more end it."""
+
+    call_timeout_s: Float = 30.0
+    """Seconds one tool call may take before its server is replaced and the rollout has no verdict."""
+
+    max_result_tokens: Int = 256
+    """Longest tool answer in tokens; more is cut where the model can see it."""
+
+    concurrency: Int = 32
+    """Tool calls that are waited for at once, per process that plays rollouts."""
+
+    in_prompt: bool = True
+    """Whether the chat template shows the tools to the model; false where the policy knows them already."""
+
+    mode: Literal["live", "record", "replay"] = "live"
+    """`record` keeps every call and answer in tools.cassette; `replay` answers from it and starts no server."""
+
+    cassette: str | None = None
+    """File that tool calls are recorded to or replayed from."""
+
+    on_miss: Literal["fail", "live"] = "fail"
+    """What a call that the cassette does not hold does in a replay: end the run, or ask the real tool."""
+
+    allow_unsafe: bool = False
+    """Run model-written code without a sandbox where the host has none; stamped on the run."""
+
+    @property
+    def on(self) -> bool:
+        """Whether rollouts have tools at all."""
+        return bool(self.servers or self.functions or self.environment)
+
+
 RuleName = Literal[
     "decline", "gap", "kl", "both_falling", "entropy_collapse", "length_explosion", "length_collapse", "reward_saturated"
 ]  # fmt: skip
@@ -152,6 +197,9 @@ class Config(_Table):
     system_prompt: str = ""
     """Put before every task as a system message; empty means none."""
 
+    chat_template: str | None = None
+    """File with a chat template to use instead of the model's own."""
+
     # -- length of the run ------------------------------------------------------
     output_dir: str | None = None
     """Run folder; `runs/<time>-<name>` under the current folder when left out."""
@@ -188,7 +236,10 @@ class Config(_Table):
     """Tasks with a longer prompt (in tokens) are left out and counted; never cut."""
 
     max_completion_length: Int = 256
-    """Longest completion in tokens."""
+    """Longest completion in tokens; with tools, of one turn."""
+
+    max_turns: Int = 8
+    """Turns of one rollout with tools: completions, the last answer included."""
 
     temperature: Float = 1.0
     """Sampling temperature; the learner scores tokens at this same temperature."""
@@ -325,6 +376,7 @@ class Config(_Table):
 
     engine: EngineConfig = EngineConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    tools: ToolsConfig = ToolsConfig()
     guard: GuardConfig = GuardConfig()
 
     # -- derived ----------------------------------------------------------------

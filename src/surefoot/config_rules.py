@@ -18,7 +18,8 @@ _POSITIVE = (
     "num_tasks reward_timeout_s reward_workers max_steps threads tasks_per_step max_completion_length temperature "
     "adam_epsilon max_nonfinite_steps num_iterations importance_sampling_clip_max eval_tasks num_generations_eval "
     "logging_steps dead_channel_steps stall_timeout_s rollout_timeout_s weight_sync_steps runtime.engines "
-    "runtime.workers runtime.start_timeout_s guard.min_evals guard.decline_patience guard.ema_alpha"
+    "runtime.workers runtime.start_timeout_s max_turns tools.max_calls tools.call_timeout_s "
+    "tools.max_result_tokens tools.concurrency guard.min_evals guard.decline_patience guard.ema_alpha"
 ).split()
 _NOT_NEGATIVE = (
     "seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
@@ -68,6 +69,7 @@ def _pair_problems(config: Config) -> Iterator[str]:
     yield from _batch_problems(config)
     yield from _wait_problems(config)
     yield from _fleet_problems(config)
+    yield from _tool_problems(config)
     yield from _loss_problems(config)
     if config.reward_weights is not None and len(config.reward_weights) != max(1, len(config.reward_funcs)):
         yield (
@@ -89,6 +91,21 @@ def _wait_problems(config: Config) -> Iterator[str]:
     if config.stall_timeout_s <= config.reward_timeout_s:
         yield (
             f"stall_timeout_s = {config.stall_timeout_s} with reward_timeout_s = {config.reward_timeout_s}: a reward "
+            "that uses its time would be taken for a stall; set stall_timeout_s higher"
+        )
+
+
+def _tool_problems(config: Config) -> Iterator[str]:
+    tools = config.tools
+    if (tools.mode == "live") != (tools.cassette is None):
+        yield f"tools.mode = {tools.mode} with tools.cassette = {tools.cassette!r}: it goes with record and replay"
+    if tools.mode != "live" and not tools.on:
+        yield f"tools.mode = {tools.mode} without tools; set tools.servers, tools.functions or tools.environment"
+    if tools.mode == "record" and config.runtime.kind == "ray":
+        yield 'tools.mode = record with runtime.kind = ray: one process writes a cassette; record with "local"'
+    if tools.call_timeout_s >= config.stall_timeout_s:
+        yield (
+            f"tools.call_timeout_s = {tools.call_timeout_s} with stall_timeout_s = {config.stall_timeout_s}: a tool "
             "that uses its time would be taken for a stall; set stall_timeout_s higher"
         )
 

@@ -8,7 +8,10 @@ SurefootError                 70  a bug of ours, when nothing below fits
 │   ├── TaskError              4  a task line or a whole task set
 │   ├── ModelError             4  weights, tokenizer or template
 │   ├── RewardError            4  a reward function
-│   └── EngineError            4  an engine answered with something that is not an answer
+│   ├── EngineError            4  an engine answered with something that is not an answer
+│   └── ToolError              4  a tool, its server, or what they offer is refused
+│       └── ToolFailedError    4  a tool's server or world failed under one rollout, which then has no verdict
+├── SecurityError              5  going on would open something to others, or run what nobody contained
 ├── InvariantError             1  a promise about groups, masks or tokens does not hold
 │   └── PartialGroupError      1  a group lost siblings and the policy says to refuse
 ├── NumericsError             78  not finite, or sampler and learner disagree
@@ -88,6 +91,29 @@ class RewardError(InputError):
 
 class EngineError(InputError):
     """An engine returned something that is not a usable completion."""
+
+
+class ToolError(InputError):
+    """A tool server, a tool list or a tool's schema is refused."""
+
+
+class ToolFailedError(ToolError):
+    """A tool's server or world failed under one rollout: no verdict for it, under `reason`, and never a reward of 0.
+
+    What the tool itself says ("file not found") is an answer and no failure.
+    """
+
+    def __init__(self, what: str, why: str, fix: str, reason: str = "tool_failed") -> None:
+        super().__init__(what, why, fix)
+        self.args = (what, why, fix, reason)
+        self.reason = reason
+        """One word that can be counted, such as `tool_crashed`, `tool_timeout` or `tool_flooded`."""
+
+
+class SecurityError(SurefootError):
+    """Refused because it would be unsafe: an open port without a token, or foreign code without a sandbox."""
+
+    exit_code = 5
 
 
 class InvariantError(SurefootError):

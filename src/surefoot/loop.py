@@ -173,9 +173,9 @@ def log(run: Run, metrics: Metrics, groups: Sequence[Group]) -> None:
         run.hooks.keep_groups(run.step, groups)
     if logging_due(run.config, run.step):
         run.hooks.log(run.step, metrics)
-    if run.step == 1:
-        for what, remedy in step_one_warnings(metrics, run.learner.census, run.config):
-            run.hooks.warn(what, remedy)
+    first = step_one_warnings(metrics, run.learner.census, run.config) if run.step == 1 else ()
+    for what, remedy in (*first, *run.tool_alarms.step(metrics)):
+        run.hooks.warn(what, remedy)
 
 
 def logging_due(config: Config, step: int) -> bool:

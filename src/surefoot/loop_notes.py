@@ -1,6 +1,7 @@
 """What the loop passes on: to a person after step 1, to the guard at every evaluation.
 
 `step_one_warnings`  each with a remedy: most runs that learn nothing show it in their first step
+`ToolAlarms`         tools that nobody calls, or whose calls fail
 `Between`            what the steps between two evaluations showed, in the guard's own words
 """
 
@@ -43,6 +44,43 @@ def step_one_warnings(metrics: Mapping[str, float], census: Census | None, confi
             f"{len(census.still)} of {census.total} parameter tensors did not move, first {census.still[0]}",
             "expected for frozen parts only; otherwise they are cut off from the loss",
         )
+
+
+PATIENCE = 5
+"""Steps without one tool call before a person is told; with one rollout in a thousand calling, luck needs time."""
+MANY_FAILED_CALLS = 0.5
+
+
+@dataclass
+class ToolAlarms:
+    """Notices tools that are there and of no use; each is said once."""
+
+    idle: int = 0
+    """Steps in a row in which no rollout called a tool."""
+    said: set[str] = field(default_factory=set)
+
+    def step(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+        """(what, remedy) pairs for this step; nothing for runs without tools."""
+        if "tools/called_share" not in metrics:
+            return
+        self.idle = 0 if metrics["tools/called_share"] > 0 else self.idle + 1
+        failed = metrics.get("tools/failure_frequency", 0.0)
+        if self.idle >= PATIENCE and self._first("idle"):
+            yield (
+                f"no rollout has called a tool for {self.idle} steps",
+                "show the tools in the prompt (tools.in_prompt, system_prompt) or in example tasks, or train without",
+            )
+        if failed > MANY_FAILED_CALLS and self._first("failed"):
+            yield (
+                f"{failed:.0%} of tool calls were refused or answered with an error",
+                "look at calls in RUN/rollouts: wrong names or arguments, or a tool that does not work",
+            )
+
+    def _first(self, what: str) -> bool:
+        if what in self.said:
+            return False
+        self.said.add(what)
+        return True
 
 
 Metrics = Mapping[str, float]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from surefoot.config import Config
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.guards.diversity import DiversityGuard
-from surefoot.loop_notes import Between
+from surefoot.loop_notes import Between, ToolAlarms
 from surefoot.protocols import Books, Codec, Runtime
 from surefoot.records import Group, Task, TrainSample
 
@@ -78,6 +78,7 @@ class Run:
     heldout_metric: str = "eval_accuracy"
     """What the guard watches, and by which the best weights are chosen."""
     between: Between = field(default_factory=Between)
+    tool_alarms: ToolAlarms = field(default_factory=ToolAlarms)
     best: tuple[int, float] | None = None
     """Step and held-out number of the best evaluation after step 0."""
     at_start: float | None = None

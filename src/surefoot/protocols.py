@@ -1,4 +1,4 @@
-"""The seams: Engine, Environment, Learner, Runtime, Tracker, and what crosses them.
+"""The seams: Engine, Environment, Toolkit, Learner, Runtime, Tracker, and what crosses them.
 
 Nothing here imports torch: weights cross as an opaque mapping, so that the seams can be
 read, mocked and type-checked on a machine without it.
@@ -141,6 +141,66 @@ class Environment(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """One tool as the model sees it."""
+
+    name: str
+    """Unique in the run; a server's tools are called `server__tool`."""
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of the arguments: an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """What a tool said. A failure of its server is no answer: that is a `ToolFailedError`."""
+
+    text: str
+    """For the model: cut to the limit, visibly; control characters shown, not sent."""
+    outcome: str = "ok"
+    """`ok`; `error` when the tool itself reports one; `refused` when it was not asked: unknown, or wrong arguments."""
+
+
+class Toolbox(Protocol):
+    """The tools of one rollout, with whatever state it alone sees."""
+
+    opening: str | None
+    """What the world shows before the first turn; added to the task's last message. The same for all siblings."""
+
+    def call(self, name: str, arguments: Mapping[str, Any], deadline_s: float) -> ToolAnswer:
+        """Call and wait, from any thread; a failure that is not the model's is a `ToolFailedError` with its reason.
+
+        Args:
+            deadline_s: seconds until the answer is worth nothing; overrun by at most one second.
+        """
+
+    def reward(self) -> float | None:
+        """What the world itself says of the attempt; None when it has no opinion. Asked once, after the last turn."""
+
+    def close(self) -> None:
+        """Let go of everything; never raises for what the rollout did. May be called twice."""
+
+
+class Toolkit(Protocol):
+    """Where toolboxes come from: MCP servers, plain functions, environment classes, a cassette."""
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        """Every tool, fixed for the whole run."""
+
+    def open(self, task: Task, rollout: str, seed: int) -> Toolbox:
+        """Tools for one rollout; a `ToolFailedError` when there are none to be had now.
+
+        Args:
+            rollout: names the attempt, `group/index`, unique in the run: `train/7/3/0`.
+            seed: the same for all siblings of a group.
+        """
+
+    def close(self) -> None:
+        """End every server, process and thread."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """What one optimiser step did."""
 
@@ -263,8 +323,13 @@ class Codec(Protocol):
     pad_token_id: int
     vocab_size: int
 
-    def encode_prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Chat messages, with the assistant header, as token ids."""
+    def encode_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[str] | None = None
+    ) -> tuple[int, ...]:
+        """Chat messages, with the assistant header, as token ids; `tools` names those that are shown, None means all."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens."""
+
+    def encode_replies(self, answers: Sequence[str]) -> tuple[int, ...]:
+        """What tools said, from behind the assistant's stop token to the header of its next turn."""

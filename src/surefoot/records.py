@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,25 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call of a turn, and what the model was told.
+
+    Example:
+        >>> ToolCall("calculator__evaluate", '{"expression": "6*7"}', "42").outcome
+        'ok'
+    """
+
+    name: str
+    """As the model wrote it; empty when the call could not be read."""
+    arguments: str
+    """JSON text, or what stood in its place."""
+    answer: str
+    """The text that went into the context, before it became tokens."""
+    outcome: str = "ok"
+    """`ok`; `error` when the tool itself said so; `refused` when it was not asked: unreadable, unknown, over budget."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One completion and the tokens it answered.
 
@@ -85,6 +105,8 @@ class Turn:
     text: str = ""
     version_end: int | None = None
     """Weights in force when generation ended; None means the same."""
+    calls: tuple[ToolCall, ...] = ()
+    """Tools that this completion called, in order; their answers stand before the next turn."""
 
     def __post_init__(self) -> None:
         if len(self.completion_ids) != len(self.logprobs):
@@ -130,6 +152,10 @@ class Rollout:
     reward_parts: Mapping[str, float | None] = field(default_factory=dict)
     failure: str | None = None
     """Why there is no reward, as one word that can be counted."""
+    ended: str = ""
+    """With tools, why no further turn came: `answered`, `max_turns`, `max_calls`, `length`, `context`, `repetition`."""
+    own_reward: float | None = None
+    """What the rollout's own world says of it (`get_reward` of an environment class); None when it says nothing."""
 
     def __str__(self) -> str:
         return f"task={self.task_id}/group={self.group}/rollout={self.index}"
@@ -165,6 +191,16 @@ class Rollout:
     def finish_reason(self) -> str:
         """How the last turn ended."""
         return self.turns[-1].finish_reason if self.turns else UNKNOWN
+
+    @property
+    def rerendered_tokens(self) -> int:
+        """Tokens of the history that a later turn saw differently from how they were sampled or shown; must be 0."""
+        changed = 0
+        for before, after in itertools.pairwise(self.turns):
+            history = before.prompt_ids + before.completion_ids
+            seen = after.prompt_ids[: len(history)]
+            changed += len(history) - len(seen) + sum(a != b for a, b in zip(history, seen, strict=False))
+        return changed
 
     def graded(self, reward: float | None, parts: Mapping[str, float | None], failure: str | None) -> Rollout:
         """The same attempt with its verdict."""

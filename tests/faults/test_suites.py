@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,10 +208,10 @@ def test_asked_to_stop_it_ends_the_trainer_and_says_incomplete(place: Place) -> 
         stderr=subprocess.PIPE, text=True, env={**os.environ, **place.env(PYTHONPATH=str(ROOT / "src"))},
     )  # fmt: skip
     log = place.folder() / "run.log"
-    while not log.exists() or "ready" not in (text := log.read_text()):
+    while not log.exists() or not (ready := re.search(r"ready\s+(\d+)\n", log.read_text())):  # the whole line
         assert running.poll() is None, running.communicate()
-        os.sched_yield()
-    trainer = int(text.split("ready")[1])
+        time.sleep(0.02)
+    trainer = int(ready[1])
     running.send_signal(signal.SIGTERM)
     _, err = running.communicate(timeout=120)
     assert running.returncode == 75, err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.assemble.inputs import read_inputs
+from surefoot.assemble.inputs import FromPython, read_inputs
 from surefoot.config import Config
 from surefoot.data import heldout
 from surefoot.data.heldout import repeated_prompts, split_heldout
@@ -61,4 +61,4 @@ def test_planted_repeated_prompt_under_another_id_is_refused(tmp_path: Path) -> 
     sides = [heldout.is_heldout(row["id"], 0.3) for row in rows]
     assert any(a != b for a, b in zip(sides[::2], sides[1::2], strict=True)), "no pair is split: nothing would show"
     with pytest.raises(TaskError, match="held-out prompts are also training prompts"):
-        read_inputs(config, tmp_path, rows=rows, functions=[lambda completions, **_: [1.0] * len(completions)])
+        read_inputs(config, tmp_path, FromPython(rows, [lambda completions, **_: [1.0] * len(completions)]))

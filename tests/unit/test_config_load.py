@@ -336,5 +336,9 @@ def test_every_key_is_dumped_and_described() -> None:
         assert key.doc, f"{path} has no docstring"
     assert (
         len(all_keys())
-        == sum(len(t.model_fields) for t in (Config, type(config.engine), type(config.runtime), type(config.guard))) - 3
+        == sum(
+            len(t.model_fields)
+            for t in (Config, *map(type, (config.engine, config.runtime, config.tools, config.guard)))
+        )
+        - 4
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ from surefoot.assemble.prepare import Prepared, prepare
 from surefoot.config import Config
 from surefoot.envs.reward_pool import RewardPool
 from surefoot.envs.single_turn import SingleTurnEnvironment
+from surefoot.envs.toolkits import fingerprint
+from surefoot.envs.tools import ToolEnvironment
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.policy.chat import ChatCodec
 from surefoot.policy.learner import GRPOLearner
 from surefoot.policy.load import Policy
 from surefoot.policy.training_state import weights_of
-from surefoot.protocols import Runtime
+from surefoot.protocols import Runtime, Toolkit, ToolSpec
 from surefoot.records import Task
 from surefoot.runtime.local import LocalRuntime
 from surefoot.runtime.rollout import RolloutCollector
@@ -66,12 +69,18 @@ def build(
         from surefoot.assemble.on_ray import build_on_ray  # the only way to ray
 
         return build_on_ray(config, base, inputs, pool, logs)
-    ready = prepare(config, base, inputs)
-    learner = make_learner(config, base, ready.policy, ready.codec, ready.train)
-    engine = make_engine(config, ready.policy, ready.engine_width, answer_only=answer_only)
+    with ExitStack() as stack:
+        toolkit = None if inputs.tools is None else inputs.tools.build(logs)
+        if toolkit is not None:
+            stack.callback(toolkit.close)
+        specs = () if toolkit is None else tuple(toolkit.specs)
+        ready = prepare(config, base, inputs, specs, getattr(toolkit, "routes", None))
+        learner = make_learner(config, base, ready.policy, ready.codec, ready.train)
+        engine = make_engine(config, ready.policy, ready.engine_width, answer_only=answer_only)
+        stack.pop_all()  # from here on the runtime closes it
     collector = RolloutCollector(
-        engine, SingleTurnEnvironment(pool, inputs.weights, inputs.metric), ready.codec, ready.prompts,
-        seed=config.seed, token_count=ready.codec.token_count,
+        engine, environment_of(inputs, pool, toolkit), ready.codec, ready.prompts, seed=config.seed,
+        token_count=ready.codec.token_count, tool_threads=config.tools.concurrency,
     )  # fmt: skip
     runtime = LocalRuntime(
         collector, train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
@@ -80,17 +89,28 @@ def build(
     ahead = play_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
     return Parts(
         ready.policy, ready.codec, learner, LocalCheckpoints(learner, ready.policy.tokenizer), runtime, ready.prompts,
-        ready.train, ready.heldout, ready.left_out, ready.cramped, identity_of(ready), ahead,
+        ready.train, ready.heldout, ready.left_out, ready.cramped, identity_of(ready, specs), ahead,
     )  # fmt: skip
 
 
-def identity_of(ready: Prepared) -> dict[str, str]:
+def environment_of(
+    inputs: Inputs, pool: RewardPool, toolkit: Toolkit | None
+) -> SingleTurnEnvironment | ToolEnvironment:
+    """Who grades, and with what rollouts may work."""
+    if toolkit is None or inputs.tools is None:
+        return SingleTurnEnvironment(pool, inputs.weights, inputs.metric)
+    graders = SingleTurnEnvironment(pool, inputs.weights, inputs.metric, alone=inputs.tools.environment is None)
+    return ToolEnvironment(graders, toolkit, inputs.tools.limits)
+
+
+def identity_of(ready: Prepared, tools: Sequence[ToolSpec] = ()) -> dict[str, str]:
     """Digests of what a run begins with."""
-    return {
+    identity = {
         "train_sha256": _digest(task.id.encode() for task in ready.train),
         "heldout_sha256": _digest(task.id.encode() for task in ready.heldout),
         "weights_sha256": _digest(_weight_bytes(ready.policy.model)),
     }
+    return identity | ({"tools_sha256": fingerprint(tools)} if tools else {})
 
 
 def _digest(pieces: Iterable[bytes]) -> str:

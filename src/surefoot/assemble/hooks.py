@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surefoot.assemble.keeper import Keeper
 from surefoot.pulse import beat
-from surefoot.records import Group, TrainSample
+from surefoot.records import Group, Rollout, TrainSample
 from surefoot.store.durable import write_lines
 from surefoot.store.failpoints import failpoint
 from surefoot.tracking.log import MetricsLog
@@ -89,7 +90,20 @@ def _lines(groups: Sequence[Group]) -> Iterator[str]:
                 "prompt_ids": list(r.turns[0].prompt_ids) if r.turns else [],
                 "completion_ids": [t for turn in r.turns for t in turn.completion_ids],
                 "logprobs": [p for turn in r.turns for p in turn.logprobs],
-            }, ensure_ascii=False)  # fmt: skip
+            } | (_with_tools(r) if r.ended else {}), ensure_ascii=False)  # fmt: skip
+
+
+def _with_tools(rollout: Rollout) -> dict[str, Any]:
+    """The turns one by one: what was read between them, and every call with its answer."""
+    turns, seen = [], len(rollout.turns[0].prompt_ids) if rollout.turns else 0
+    for turn in rollout.turns:
+        turns.append({
+            "read_ids": list(turn.prompt_ids[seen:]), "completion_ids": list(turn.completion_ids), "text": turn.text,
+            "finish_reason": turn.finish_reason, "version": turn.version,
+            "calls": [dataclasses.asdict(call) for call in turn.calls],
+        })  # fmt: skip
+        seen = len(turn.prompt_ids) + len(turn.completion_ids)
+    return {"ended": rollout.ended, "own_reward": rollout.own_reward, "turns": turns}
 
 
 def _dump(samples: Sequence[TrainSample], suspects: Sequence[str]) -> Iterator[str]:

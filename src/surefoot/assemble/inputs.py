@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surefoot.assemble.tooling import tool_recipe
 from surefoot.config import Config
 from surefoot.data.files import tasks_from_rows
 from surefoot.data.heldout import HeldoutSplit, repeated_prompts, split_heldout
-from surefoot.data.sources import load_tasks
+from surefoot.data.sources import load_tasks, scorer_of
 from surefoot.data.tasks import TaskSet
 from surefoot.envs.grading import builtin_scorer, load_reward
-from surefoot.errors import ConfigError, RewardError, TaskError
+from surefoot.envs.toolkits import ToolRecipe
+from surefoot.errors import ConfigError, RewardError, SecurityError, TaskError
 from surefoot.records import Task
 
 RewardFunction = Callable[..., Any]
+NOBODY = "nobody"
 SOLVED = "solved"
 """Name of the task metric in the reward pool when it is not one of the rewards."""
 
@@ -37,26 +40,52 @@ class Inputs:
     """All held-out tasks, for the task stream to refuse; None when nothing is held out."""
     heldout_metric: str = "eval_accuracy"
     """What the guard watches: `guard.metric`, resolved."""
+    tools: ToolRecipe | None = None
+    """What rollouts may call; None when they may call nothing."""
+    unsafe: bool = False
+    """Model-written code runs without a sandbox, because that was spelled out."""
 
 
-def read_inputs(
-    config: Config, base: Path, *, rows: Sequence[Mapping[str, Any]] | None = None,
-    functions: Sequence[RewardFunction] = (),
-) -> Inputs:  # fmt: skip
-    """Load tasks and reward functions.
+@dataclass(frozen=True)
+class FromPython:
+    """What a caller brings as objects instead of naming it in a config."""
 
-    Args:
-        rows: tasks given from Python instead of `config.tasks`.
-        functions: reward functions given from Python, in front of `config.reward_funcs`.
-    """
+    rows: Sequence[Mapping[str, Any]] | None = None
+    """Tasks, instead of `config.tasks`."""
+    functions: Sequence[RewardFunction] = ()
+    """Reward functions, in front of `config.reward_funcs`."""
+    tools: Sequence[Callable[..., Any]] = ()
+    """Tools, in front of `config.tools.functions`."""
+    environment: Any = None
+    """An environment class, or several by name, instead of `config.tools.environment`."""
+
+
+NOTHING = FromPython()
+
+
+def read_inputs(config: Config, base: Path, given: FromPython = NOTHING) -> Inputs:
+    """Load tasks, reward functions, and what there is to know of tools before they are started."""
+    rows, functions = given.rows, given.functions
     if rows is None:
         task_set = load_tasks(config.tasks, base=base, num_tasks=config.num_tasks, seed=config.seed)
     else:
-        task_set = TaskSet.of("python", tasks_from_rows(rows), None)
+        given_tasks = tasks_from_rows(rows)
+        task_set = TaskSet.of("python", given_tasks, scorer_of(given_tasks))
     train, heldout, border = _split(config, task_set)
-    graders, weights = _rewards(config, base, task_set, functions)
+    unsafe = refuse_uncontained_code(config, runs_code=runs_code(task_set))
+    tools = tool_recipe(config, base, functions=given.tools, environment=given.environment)
+    judged_elsewhere = tools is not None and tools.environment is not None
+    graders, weights = _rewards(config, base, task_set, functions, optional=judged_elsewhere)
     metric = _metric(config, base, task_set, graders)
-    return Inputs(task_set, train, heldout, graders, weights, metric, border, _heldout_metric(config, metric))
+    if not graders:
+        graders[NOBODY] = _abstain  # the pool has a function; nobody asks it
+    return Inputs(
+        task_set, train, heldout, graders, weights, metric, border, _heldout_metric(config, metric), tools, unsafe
+    )
+
+
+def _abstain(completions: Sequence[Any], **columns: Any) -> list[None]:
+    return [None] * len(completions)
 
 
 def _split(config: Config, task_set: TaskSet) -> tuple[tuple[Task, ...], tuple[Task, ...], HeldoutSplit[Task] | None]:
@@ -80,17 +109,19 @@ def _split(config: Config, task_set: TaskSet) -> tuple[tuple[Task, ...], tuple[T
 
 
 def _rewards(
-    config: Config, base: Path, task_set: TaskSet, functions: Sequence[RewardFunction]
+    config: Config, base: Path, task_set: TaskSet, functions: Sequence[RewardFunction], *, optional: bool
 ) -> tuple[dict[str, RewardFunction], dict[str, float]]:
     loaded: list[RewardFunction] = [*functions, *(load_reward(spec, base) for spec in config.reward_funcs)]
     if not loaded:
+        if task_set.scorer is None and optional:
+            return {}, {}
         if task_set.scorer is None:
             raise RewardError(
                 f"tasks {task_set.name!r} bring no scorer and reward_funcs is empty",
                 "without a reward there is nothing to learn",
                 'set reward_funcs = ["my_rewards.py:score"]',
             )
-        loaded = [builtin_scorer(task_set.scorer)]
+        loaded = [_own_scorer(task_set)]
     names = _distinct_names(loaded)
     weights = config.reward_weights or (1.0,) * len(loaded)
     if len(weights) != len(loaded):
@@ -100,6 +131,45 @@ def _rewards(
             "give one weight per function",
         )
     return dict(zip(names, loaded, strict=True)), dict(zip(names, weights, strict=True))
+
+
+def _own_scorer(task_set: TaskSet) -> RewardFunction:
+    """The scorer that the tasks themselves ask for; tasks that it could not judge are refused here."""
+    assert task_set.scorer is not None, "asked only where there is one"
+    if task_set.scorer != "verifier":
+        return builtin_scorer(task_set.scorer)
+    from surefoot.envs.verifiers import verifier_scorer
+
+    return verifier_scorer(task_set.tasks)
+
+
+def runs_code(task_set: TaskSet) -> bool:
+    """Whether judging these tasks means running what the model wrote."""
+    from surefoot.envs.verifier_kinds import problem_of
+
+    return task_set.scorer == "verifier" and any(
+        problem_of(t.columns).get("verifier_type") == "code" for t in task_set.tasks
+    )
+
+
+def refuse_uncontained_code(config: Config, *, runs_code: bool) -> bool:
+    """Whether model-written code will run without walls, as was spelled out; a `SecurityError` when it was not."""
+    if not runs_code:
+        return False
+    from surefoot.envs import sandbox
+    from surefoot.envs.verify_code import permit_unsafe
+
+    report = sandbox.available()
+    if report.usable:
+        return False
+    if not config.tools.allow_unsafe:
+        raise SecurityError(
+            f"these tasks run model-written code, and this host has no sandbox: {'; '.join(report.missing)}",
+            "it would run with your rights, your files and your network",
+            "use a host that has one (docs/sandbox.md), or set tools.allow_unsafe = true, which is stamped on the run",
+        )
+    permit_unsafe()
+    return True
 
 
 def _distinct_names(functions: Sequence[RewardFunction]) -> list[str]:
@@ -120,7 +190,10 @@ def _metric(config: Config, base: Path, task_set: TaskSet, graders: dict[str, Re
         spec = task_set.scorer or ("exact" if answered else "")
         if not spec:
             return None
-    function = builtin_scorer(spec) if spec in ("exact", "reasoning_gym") else load_reward(spec, base)
+    if spec == task_set.scorer:
+        function = _own_scorer(task_set)
+    else:
+        function = builtin_scorer(spec) if spec in ("exact", "reasoning_gym", "verifier") else load_reward(spec, base)
     for name, existing in graders.items():
         if existing is function:
             return name

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from surefoot.config import Config
 from surefoot.data.files import SUFFIXES, read_task_file
-from surefoot.errors import TaskError
+from surefoot.envs.toolkits import ToolRecipe
+from surefoot.errors import ModelError, TaskError
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.preference import PreferencePair
 from surefoot.policy.channels import Channels, ChannelSettings, WorkedExamples, make_channels
 from surefoot.policy.chat import ChatCodec
 from surefoot.policy.learner import GRPOLearner, LearnerSettings
 from surefoot.policy.load import Policy
+from surefoot.protocols import ToolSpec
 from surefoot.records import Task
 
 
@@ -34,19 +36,36 @@ def canary_tolerance(config: Config) -> float:
     return 10 * parity_tolerance(config)
 
 
-def settings_of(config: Config, policy: Policy) -> LearnerSettings:
+def settings_of(config: Config, base: Path, policy: Policy) -> LearnerSettings:
     """The learner's numbers, where the policy is."""
-    return learner_settings(config, codec_of(config, policy).pad_token_id)
+    return learner_settings(config, codec_of(config, base, policy).pad_token_id)
 
 
 def channels_of(config: Config, base: Path, train: Sequence[Task], policy: Policy) -> Channels | None:
     """The losses beside the policy's, where the policy is."""
-    return _channels(config, base, policy, codec_of(config, policy), train)
+    return _channels(config, base, policy, codec_of(config, base, policy), train)
 
 
-def codec_of(config: Config, policy: Policy) -> ChatCodec:
-    """Messages to tokens for this policy."""
-    return ChatCodec(policy.tokenizer, policy.stop_ids, policy.spec.vocab, config.system_prompt)
+def codec_of(
+    config: Config, base: Path, policy: Policy, recipe: ToolRecipe | None = None, tools: Sequence[ToolSpec] = ()
+) -> ChatCodec:
+    """Messages to tokens for this policy, and tools' answers where there are tools."""
+    if config.chat_template is not None:
+        policy.tokenizer.chat_template = _template(base / config.chat_template)
+    shown = tools if recipe is not None and recipe.in_prompt else ()
+    return ChatCodec(
+        policy.tokenizer, policy.stop_ids, policy.spec.vocab, config.system_prompt, tools=shown,
+        max_reply_tokens=0 if recipe is None else recipe.max_result_tokens,
+    )  # fmt: skip
+
+
+def _template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"chat_template {path} cannot be read: {error}", "messages become tokens by it", "name a text file"
+        ) from error
 
 
 def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
@@ -60,7 +79,8 @@ def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
             correction_clip=config.importance_sampling_clip_max,
         ),
         learning_rate=config.learning_rate, max_steps=config.max_steps,
-        max_completion_length=config.max_completion_length, temperature=config.temperature, pad_token_id=pad_token_id,
+        max_completion_length=config.max_completion_length * (config.max_turns if config.tools.on else 1),
+        temperature=config.temperature, pad_token_id=pad_token_id,
         lr_scheduler_type=config.lr_scheduler_type, warmup_steps=config.warmup_steps, weight_decay=config.weight_decay,
         betas=(config.adam_beta1, config.adam_beta2), adam_epsilon=config.adam_epsilon,
         max_grad_norm=config.max_grad_norm, microbatch_size=config.microbatch_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from surefoot.assemble.ahead import Ahead
-from surefoot.assemble.build import Parts, identity_of
+from surefoot.assemble.build import Parts, environment_of, identity_of
 from surefoot.assemble.engines import engine_recipe, engine_rows
 from surefoot.assemble.inputs import Inputs
 from surefoot.assemble.learning import channels_of, settings_of
@@ -18,9 +18,10 @@ from surefoot.assemble.prepare import prepare
 from surefoot.assemble.proof import make_publisher
 from surefoot.config import Config
 from surefoot.envs.reward_pool import RewardPool
-from surefoot.envs.single_turn import SingleTurnEnvironment
+from surefoot.envs.toolkits import NamedTools, ToolRecipe
 from surefoot.policy.learner import GRPOLearner
 from surefoot.policy.load import resolve_device
+from surefoot.protocols import ToolSpec
 from surefoot.records import Task
 from surefoot.runtime.ray_learner import RemoteLearner
 from surefoot.runtime.ray_runtime import RayRuntime, RaySite
@@ -44,7 +45,8 @@ class RemoteCheckpoints:
 
 def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path) -> Parts:
     """Start the cluster, the learner and the fleet; what was started ends if any of it fails."""
-    ready = prepare(config, base, inputs)
+    specs, routes, tools = _look_at_tools(inputs, logs)
+    ready = prepare(config, base, inputs, specs, routes)
     with ExitStack() as stack:
         site = RaySite(
             config.runtime, logs=logs, threads=config.threads, deterministic=resolve_device(config.device) == "cpu",
@@ -53,15 +55,15 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
         stack.callback(site.close)
         learner = site.start_learner(_learner_recipe(config, base, ready.train))
         fleet = site.start_fleet(
-            engine_recipe(config, ready.policy, ready.engine_width), _worker_recipe(config, inputs, ready.codec),
+            engine_recipe(config, ready.policy, ready.engine_width), _worker_recipe(config, inputs, ready.codec, tools),
             engine_slots=engine_rows(config),
         )  # fmt: skip
         runtime = RayRuntime(
-            site, fleet, SingleTurnEnvironment(pool, inputs.weights, inputs.metric), ready.prompts,
+            site, fleet, environment_of(inputs, pool, NamedTools(specs) if inputs.tools else None), ready.prompts,
             train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
             publisher=make_publisher(config, ready, learner.ascore),
         )  # fmt: skip
-        identity = identity_of(ready)
+        identity = identity_of(ready, specs)
         ahead = Ahead(fleet, site.thread) if config.max_staleness > 0 else None
         stack.pop_all()
     # The driver needs the tokenizer and the numbers; the weights are in the learner's process.
@@ -74,13 +76,26 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
 def _learner_recipe(config: Config, base: Path, train: Sequence[Task]) -> LearnerRecipe:
     beside = config.alpha_sdpo > 0 or config.beta_replay > 0
     return LearnerRecipe(
-        config.model, base, config.device, config.dtype, settings=partial(settings_of, config),
+        config.model, base, config.device, config.dtype, settings=partial(settings_of, config, base),
         channels=partial(channels_of, config, base, tuple(train)) if beside else None,
     )  # fmt: skip
 
 
-def _worker_recipe(config: Config, inputs: Inputs, codec: Any) -> WorkerRecipe:
+def _look_at_tools(
+    inputs: Inputs, logs: Path
+) -> tuple[tuple[ToolSpec, ...], Mapping[str, Sequence[str]], ToolRecipe | None]:
+    """What rollouts may call, which tasks may call what, and a recipe whose servers offer exactly that everywhere."""
+    if inputs.tools is None:
+        return (), {}, None
+    toolkit = inputs.tools.build(logs)
+    try:
+        return tuple(toolkit.specs), dict(getattr(toolkit, "routes", {})), inputs.tools.pinned(toolkit)
+    finally:
+        toolkit.close()
+
+
+def _worker_recipe(config: Config, inputs: Inputs, codec: Any, tools: ToolRecipe | None) -> WorkerRecipe:
     return WorkerRecipe(
         portable(inputs.functions), inputs.weights, inputs.metric, config.reward_workers, config.reward_timeout_s,
-        config.reward_memory_mb, codec, config.seed, codec.token_count,
+        config.reward_memory_mb, codec, config.seed, codec.token_count, tools, inputs.unsafe,
     )  # fmt: skip

@@ -12,9 +12,11 @@ from surefoot.assemble.inputs import Inputs
 from surefoot.assemble.learning import codec_of
 from surefoot.assemble.memory import keep_freed_memory
 from surefoot.config import Config
+from surefoot.envs.tools import tools_of
 from surefoot.errors import ConfigError, TaskError
 from surefoot.policy.chat import ChatCodec
 from surefoot.policy.load import Policy, load_policy, resolve_device
+from surefoot.protocols import ToolSpec
 from surefoot.records import Task
 from surefoot.runtime.orders import Sampling
 from surefoot.runtime.probes import LONG, TOKENS
@@ -51,12 +53,23 @@ def set_determinism(config: Config) -> None:
     keep_freed_memory()
 
 
-def prepare(config: Config, base: Path, inputs: Inputs) -> Prepared:
-    """Load the model and encode every prompt once; refuses what does not fit."""
+def prepare(
+    config: Config, base: Path, inputs: Inputs, tools: Sequence[ToolSpec] = (),
+    routes: Mapping[str, Sequence[str]] | None = None,
+) -> Prepared:  # fmt: skip
+    """Load the model and encode every prompt once; refuses what does not fit.
+
+    Args:
+        tools: what rollouts may call, by name; the template shows them to the model.
+        routes: environment -> its tools, where tasks choose between several.
+    """
     set_determinism(config)
     policy = load_policy(config.model, base=base, device=config.device, dtype=config.dtype)
-    codec = codec_of(config, policy)
-    prompts = {task.id: codec.encode_prompt(task.messages()) for task in (*inputs.train, *inputs.heldout)}
+    codec = codec_of(config, base, policy, inputs.tools, tools)
+    prompts = {
+        task.id: codec.encode_prompt(task.messages(), tools_of(task, routes or {}))
+        for task in (*inputs.train, *inputs.heldout)
+    }
     train = _fitting(inputs.train, prompts, config, policy.spec.max_positions)
     heldout = _fitting(inputs.heldout, prompts, config, policy.spec.max_positions)
     left_out = len(inputs.train) + len(inputs.heldout) - len(train) - len(heldout)
@@ -74,7 +87,11 @@ def prepare(config: Config, base: Path, inputs: Inputs) -> Prepared:
             "lower max_completion_length",
         )
     longest = max(len(prompts[task.id]) for task in (*train, *heldout))
-    width = min(policy.spec.max_positions, longest + config.max_completion_length)
+    later = config.max_turns - 1 if inputs.tools is not None else 0
+    room = config.max_completion_length + later * (
+        config.max_completion_length + config.tools.max_result_tokens + codec.reply_overhead
+    )
+    width = min(policy.spec.max_positions, longest + room)
     cramped = sum(len(prompts[t.id]) + config.max_completion_length > width for t in (*train, *heldout))
     temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
     return Prepared(

@@ -22,8 +22,9 @@ PLAIN = (
 )  # fmt: skip
 CAPTURED = frozenset({*PLAIN, "diversity", "guard", "between", "best", "seconds_before"})
 DERIVED = frozenset(
-    {"config", "runtime", "learner", "codec", "books", "heldout", "hooks", "heldout_metric", "began", "keep_seconds"}
-)
+    {"config", "runtime", "learner", "codec", "books", "heldout", "hooks", "heldout_metric", "began", "keep_seconds",
+     "tool_alarms"}  # they only speak to a person, and may say it again
+)  # fmt: skip
 KEYS = CAPTURED | {"journal"}
 
 

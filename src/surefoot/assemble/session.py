@@ -10,13 +10,13 @@ Read next: `keeper.py`, what is kept on disk; `resume.py`, the way back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from surefoot.assemble.ending import Outcome, best, collapse, finish, write_verdict
 from surefoot.assemble.hooks import keep_checkpoints, make_hooks
-from surefoot.assemble.inputs import Inputs, RewardFunction, read_inputs
+from surefoot.assemble.inputs import NOTHING, FromPython, Inputs, read_inputs
 from surefoot.assemble.keeper import Keeper
 from surefoot.assemble.resume import compare_machines, go_on, load_run_config
 from surefoot.assemble.surroundings import Surroundings
@@ -55,18 +55,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "resume", "train"]
 
-Rows = Sequence[Mapping[str, Any]]
 
-
-def train(
-    loaded: LoadedConfig, *, view: View, rows: Rows | None = None, functions: Sequence[RewardFunction] = ()
-) -> Outcome:
+def train(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> Outcome:
     """Train as the config says; returns the verdict, raises a typed error when the run could not go on."""
     config = loaded.config
     with StopSignals() as stop:
         with stop.part("start"):
             check_sinks(config.report_to)
-            inputs = read_inputs(config, loaded.base, rows=rows, functions=functions)
+            inputs = read_inputs(config, loaded.base, given)
         output = None if config.output_dir is None else loaded.path(config.output_dir)
         folder = RunFolder.create(output, config.run_name, Path.cwd())
         lock = RunLock(folder.root)
@@ -83,23 +79,20 @@ def train(
             return _live(loaded, inputs, keeper, stop, view, resumed=False)
         except LearnerLostError as error:
             lost = error
-    return _revive(folder.root, lost, config.runtime.max_restarts, view=view, rows=rows, functions=functions)
+    return _revive(folder.root, lost, config.runtime.max_restarts, view=view, given=given)
 
 
-def resume(run_dir: Path, *, view: View, rows: Rows | None = None, functions: Sequence[RewardFunction] = ()) -> Outcome:
+def resume(run_dir: Path, *, view: View, given: FromPython = NOTHING) -> Outcome:
     """Go on with an interrupted run, to the same end as if it had never been interrupted."""
     try:
-        return _resume(run_dir, view, rows, functions)
+        return _resume(run_dir, view, given)
     except LearnerLostError as error:
         lost = error
     times = load_run_config(RunFolder.open(run_dir)).config.runtime.max_restarts
-    return _revive(run_dir, lost, times, view=view, rows=rows, functions=functions)
+    return _revive(run_dir, lost, times, view=view, given=given)
 
 
-def _revive(
-    run_dir: Path, lost: LearnerLostError, times: int, *, view: View, rows: Rows | None,
-    functions: Sequence[RewardFunction],
-) -> Outcome:  # fmt: skip
+def _revive(run_dir: Path, lost: LearnerLostError, times: int, *, view: View, given: FromPython) -> Outcome:
     """The learner's process died, not this one: what a person would type next, up to `times` times."""
     for left in range(times, 0, -1):
         view.warn(
@@ -107,20 +100,20 @@ def _revive(
             f"see {run_dir / 'logs'} for its last words",
         )
         try:
-            return _resume(run_dir, view, rows, functions)
+            return _resume(run_dir, view, given)
         except LearnerLostError as again:
             lost = again
     raise lost
 
 
-def _resume(run_dir: Path, view: View, rows: Rows | None, functions: Sequence[RewardFunction]) -> Outcome:
+def _resume(run_dir: Path, view: View, given: FromPython) -> Outcome:
     folder = RunFolder.open(run_dir)
     with StopSignals() as stop:
         lock = RunLock(folder.root)
         try:
             loaded = load_run_config(folder)
             check_sinks(loaded.config.report_to)
-            inputs = read_inputs(loaded.config, loaded.base, rows=rows, functions=functions)
+            inputs = read_inputs(loaded.config, loaded.base, given)
             keeper = Keeper(folder, lock)
         except BaseException:
             lock.close()
@@ -202,8 +195,13 @@ def _write_environment(around: Surroundings) -> None:
     """The machine, once; a resume on another one is told."""
     tasks, folder = around.inputs.task_set, around.keeper.folder
     record = environment_record() | {
-        "tasks": tasks.name, "tasks_sha256": tasks.fingerprint, "failpoints": switched_on()
+        "tasks": tasks.name, "tasks_sha256": tasks.fingerprint, "failpoints": switched_on(),
+        "unsafe_code": around.inputs.unsafe,
     }  # fmt: skip
+    if around.inputs.unsafe:
+        around.view.warn(
+            "model-written code runs WITHOUT a sandbox on this host (tools.allow_unsafe)", "use a host that has one"
+        )
     if folder.environment.exists():
         compare_machines(folder, record, around.view)
     else:

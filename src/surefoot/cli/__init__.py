@@ -15,7 +15,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from surefoot.cli import bisect, check, commands, demo, ledger, report, runner, status, suite, trend
+from surefoot.cli import bisect, check, commands, demo, ledger, probe_reward, report, runner, status, suite, trend
 from surefoot.cli.exits import guarded
 
 app = typer.Typer(
@@ -90,7 +90,7 @@ def version() -> None:
     sys.exit(guarded(commands.version))
 
 
-for _part in (status, report, ledger, check, trend, bisect, suite, runner, demo):
+for _part in (status, report, ledger, probe_reward, check, trend, bisect, suite, runner, demo):
     _part.add_to(app)
 
 

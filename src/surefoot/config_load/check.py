@@ -173,8 +173,13 @@ def _name_problems(config: Config) -> Iterator[str]:
 
 def _path_problems(config: Config) -> Iterator[str]:
     """Texts that no file or folder can be called; found here, they cannot surprise whoever opens them."""
-    named = {name: getattr(config, name) for name in ("model", "tasks", "output_dir", "replay_pairs", "eval_metric")}
-    for name, text in [*named.items(), *(("reward_funcs", text) for text in config.reward_funcs)]:
+    named = {
+        name: getattr(config, name)
+        for name in ("model", "tasks", "output_dir", "replay_pairs", "eval_metric", "chat_template")
+    }
+    named |= {f"tools.{name}": getattr(config.tools, name) for name in ("servers", "environment", "cassette")}
+    lists = [("reward_funcs", config.reward_funcs), ("tools.functions", config.tools.functions)]
+    for name, text in [*named.items(), *((name, text) for name, texts in lists for text in texts)]:
         if text and (why := _not_a_path(text)):
             yield f"{name} = {_shown(text)}: {why}"
     for name in ("system_prompt", "target_metric"):

@@ -83,6 +83,12 @@ FOREIGN: dict[str, str] = {
     **dict.fromkeys(["lr_scheduler", "scheduler"], "use lr_scheduler_type"),
     **dict.fromkeys(["gradient_clipping", "clip_grad", "grad_clip"], "use max_grad_norm"),
     **dict.fromkeys(["num_workers", "dataloader_num_workers"], "use reward_workers for reward processes"),
+    **dict.fromkeys(
+        ["max_tool_calling_iterations", "max_rollout_turns", "max_assistant_turns"],
+        "use max_turns, the answer included",
+    ),
+    **dict.fromkeys(["environment_factory", "env", "environment"], 'use tools.environment = "file.py:Class"'),
+    **dict.fromkeys(["tool_config_path", "mcp_servers", "mcpServers"], 'use tools.servers = "mcp.json"'),
     "dryrun": "use --dry-run",
     "log_completions": "use save_rollouts",
     "warmup_ratio": "use warmup_steps",

@@ -19,9 +19,10 @@ from surefoot.config_load.overrides import parse_overrides
 
 BUILTIN = "the built-in config"
 BUILTIN_FILE = Path(__file__).parent.parent / "assets" / "builtin.toml"
-BUILTIN_MODELS = ("pebble", "smollm2")
+BUILTIN_MODELS = ("pebble", "pebble_tools", "smollm2")
 """Names that never mean a folder, even where one of that name lies around."""
 COMMAND_LINE = "command line"
+_FILES = ("chat_template", "tools.servers", "tools.environment", "tools.cassette")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,9 @@ def _take_overrides(draft: Draft, words: Sequence[str], *, rebase: bool) -> set[
 def _from_here(key: str, value: Any) -> Any:
     """A path typed on the command line means the current folder, wherever the config file lies."""
     here = Path.cwd()
-    if key == "reward_funcs" and isinstance(value, list):
+    if key in ("reward_funcs", "tools.functions") and isinstance(value, list):
         return [_absolute_text(item, here) if isinstance(item, str) else item for item in value]
-    if key in ("output_dir", "replay_pairs") and isinstance(value, str):
+    if key in ("output_dir", "replay_pairs", *_FILES) and isinstance(value, str):
         return _absolute_text(value, here)
     if key in ("tasks", "model") and isinstance(value, str) and _is_path(value, here):
         return _absolute_text(value, here)
@@ -129,9 +130,14 @@ def _absolute(config: Config, base: Path) -> Config:
     if ".py:" in config.eval_metric:
         changed["eval_metric"] = _absolute_text(config.eval_metric, base)
     changed["reward_funcs"] = tuple(_absolute_text(item, base) for item in config.reward_funcs)
-    for name in ("output_dir", "replay_pairs"):
+    for name in ("output_dir", "replay_pairs", "chat_template"):
         if (given := getattr(config, name)) is not None:
             changed[name] = _absolute_text(given, base)
+    tools: dict[str, Any] = {"functions": tuple(_absolute_text(item, base) for item in config.tools.functions)}
+    for name in ("servers", "environment", "cassette"):
+        if (given := getattr(config.tools, name)) is not None:
+            tools[name] = _absolute_text(given, base)
+    changed["tools"] = config.tools.model_copy(update=tools)
     return config.model_copy(update=changed)
 
 

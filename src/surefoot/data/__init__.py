@@ -1,18 +1,44 @@
-"""Which task next: loading, holding out, dealing. Read `sources.py` first, then `tasks.py`."""
+"""Which task next: loading, holding out, dealing. Read `sources.py` first, then `tasks.py`.
+
+For more tasks than fit into memory read `streaming.py` and `large_stream.py`.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from surefoot.data.batcher import TaskBatcher
+    from surefoot.data.curriculum import CurriculumSampler
     from surefoot.data.heldout import HeldoutLeakError, HeldoutSplit
+    from surefoot.data.large_stream import LargeTaskStream
+    from surefoot.data.loader import TaskDataLoader
+    from surefoot.data.lru import LRUCache
+    from surefoot.data.streaming import StreamingDataset
+    from surefoot.data.success_curriculum import SuccessCurriculum
 
-__all__ = ["HeldoutLeakError", "HeldoutSplit"]
+__all__ = [
+    "CurriculumSampler",
+    "HeldoutLeakError",
+    "HeldoutSplit",
+    "LRUCache",
+    "LargeTaskStream",
+    "StreamingDataset",
+    "SuccessCurriculum",
+    "TaskBatcher",
+    "TaskDataLoader",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # on first use: who only deals tasks does not load the search for near-duplicates
+    if name not in __all__:
+        raise AttributeError(f"module 'surefoot.data' has no attribute {name!r}")
+    if name in ("HeldoutLeakError", "HeldoutSplit"):
+        # on first use: who only deals tasks does not load the search for near-duplicates
         from surefoot.data import heldout
 
         return getattr(heldout, name)
-    raise AttributeError(f"module 'surefoot.data' has no attribute {name!r}")
+    from surefoot.data import batcher, curriculum, large_stream, loader, lru, streaming, success_curriculum
+
+    homes = (batcher, curriculum, large_stream, loader, lru, streaming, success_curriculum)
+    return next(vars(home)[name] for home in homes if name in vars(home))

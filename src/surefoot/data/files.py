@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from surefoot.data.task_format import is_tool_task, kind, tool_problems, tool_task_id
 from surefoot.data.tasks import canonical
 from surefoot.errors import TaskError
 from surefoot.records import Message, Task
@@ -40,7 +41,7 @@ Row = tuple[str, object]
 """(place, parsed value); the place is `file:line`, or `file[index]` where there are no lines."""
 
 
-class _RowProblem(Exception):
+class RowProblem(Exception):  # noqa: N818 - no error by itself: a reason on its way into one
     """What is wrong with one row; collected, never shown alone."""
 
 
@@ -90,12 +91,12 @@ def _tasks(rows: Iterable[Row], name: str, stem: str, problems: _Problems) -> tu
     copies: Counter[str] = Counter()
     for place, value in rows:
         try:
-            task = _task(value, stem, copies)
+            task = row_task(value, stem, copies)
             columns = columns or (place, set(task.columns))
-            _check_columns(task, *columns)
+            check_columns(task, *columns)
             if task.id in places:
-                raise _RowProblem(f"id {task.id!r} was already used by {places[task.id]}")
-        except _RowProblem as problem:
+                raise RowProblem(f"id {task.id!r} was already used by {places[task.id]}")
+        except RowProblem as problem:
             problems.add(place, str(problem))
             continue
         places[task.id] = place
@@ -109,11 +110,15 @@ def _tasks(rows: Iterable[Row], name: str, stem: str, problems: _Problems) -> tu
 # -- one row ------------------------------------------------------------------
 
 
-def _task(value: object, stem: str, copies: Counter[str]) -> Task:
+def row_task(value: object, stem: str, copies: Counter[str]) -> Task:
+    """One row as a task; `copies` counts the rows that left their id out, by contents."""
     if not isinstance(value, dict):
-        raise _RowProblem(f"is {_kind(value)}, not an object with a prompt")
+        raise RowProblem(f"is {kind(value)}, not an object with a prompt")
     row = dict(value)
     content = _content_hash(row)
+    if is_tool_task(row):
+        _refuse_malformed_tool_task(row)
+        row["id"] = tool_task_id(row)
     prompt = _prompt(row)
     task_id = _given_id(row)
     if task_id is None:
@@ -122,9 +127,10 @@ def _task(value: object, stem: str, copies: Counter[str]) -> Task:
         task_id = f"{stem}/{content}{again}"
     columns = {name: item for name, item in row.items() if name not in ("id", "prompt")}
     _add_verl_answer(columns)
+    _add_tool_answer(columns)
     clash = [name for name in RESERVED if name in columns]
     if clash:
-        raise _RowProblem(f"column {clash[0]!r} has the name of an argument that reward functions already take")
+        raise RowProblem(f"column {clash[0]!r} has the name of an argument that reward functions already take")
     source = columns.get("data_source")
     return Task(id=task_id, prompt=prompt, columns=columns, dataset=source if isinstance(source, str) else stem)
 
@@ -133,10 +139,10 @@ def _content_hash(row: Mapping[str, object]) -> str:
     try:
         content = canonical(row).encode("utf-8")
         if len(content) > MAX_LINE_BYTES:
-            raise _RowProblem(f"holds {len(content):,} bytes; a task has at most {MAX_LINE_BYTES:,}")
+            raise RowProblem(f"holds {len(content):,} bytes; a task has at most {MAX_LINE_BYTES:,}")
         return hashlib.sha256(content).hexdigest()[:16]
     except UnicodeEncodeError as error:
-        raise _RowProblem("holds half of a surrogate pair, which is not text") from error
+        raise RowProblem("holds half of a surrogate pair, which is not text") from error
 
 
 def _given_id(row: Mapping[str, object]) -> str | None:
@@ -144,38 +150,38 @@ def _given_id(row: Mapping[str, object]) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise _RowProblem(f"id is {_kind(value)}; use a non-empty text, a whole number, or leave it out")
+        raise RowProblem(f"id is {kind(value)}; use a non-empty text, a whole number, or leave it out")
     return str(value)
 
 
 def _prompt(row: Mapping[str, object]) -> str | tuple[Message, ...]:
     if "prompt" not in row:
-        raise _RowProblem(f"has no prompt; its columns are {', '.join(row) or 'none'}")
+        raise RowProblem(f"has no prompt; its columns are {', '.join(row) or 'none'}")
     value = row["prompt"]
     if isinstance(value, str):
         if not value.strip():
-            raise _RowProblem("prompt is empty")
+            raise RowProblem("prompt is empty")
         return value
     if not isinstance(value, list):
-        raise _RowProblem(f"prompt is {_kind(value)}; use text or a list of messages")
+        raise RowProblem(f"prompt is {kind(value)}; use text or a list of messages")
     if not value:
-        raise _RowProblem("prompt is an empty list")
+        raise RowProblem("prompt is an empty list")
     messages = tuple(_message(item, index) for index, item in enumerate(value))
     if not any((message["content"] or "").strip() for message in messages):
-        raise _RowProblem("prompt is empty: no message has content")
+        raise RowProblem("prompt is empty: no message has content")
     return messages
 
 
 def _message(value: object, index: int) -> dict[str, Any]:
     where = f"prompt[{index}]"
     if not isinstance(value, dict):
-        raise _RowProblem(f"{where} is {_kind(value)}, not a message")
+        raise RowProblem(f"{where} is {kind(value)}, not a message")
     role, content = value.get("role"), value.get("content")
     if not isinstance(role, str) or not role:
-        raise _RowProblem(f"{where} has no role" if role is None else f"{where}: role is {_kind(role)}")
+        raise RowProblem(f"{where} has no role" if role is None else f"{where}: role is {kind(role)}")
     calls_tools = content is None and bool(value.get("tool_calls"))
     if not isinstance(content, str) and not calls_tools:
-        raise _RowProblem(f"{where} has no content" if content is None else f"{where}: content is {_kind(content)}")
+        raise RowProblem(f"{where} has no content" if content is None else f"{where}: content is {kind(content)}")
     return dict(value)
 
 
@@ -185,30 +191,36 @@ def _add_verl_answer(columns: dict[str, Any]) -> None:
         return
     model = columns["reward_model"]
     if not isinstance(model, dict) or model.get("ground_truth") is None:
-        raise _RowProblem("has data_source and reward_model, but reward_model has no ground_truth")
+        raise RowProblem("has data_source and reward_model, but reward_model has no ground_truth")
     if columns.setdefault("answer", model["ground_truth"]) != model["ground_truth"]:
-        raise _RowProblem(
+        raise RowProblem(
             f"answer {columns['answer']!r} contradicts reward_model.ground_truth {model['ground_truth']!r}"
         )
 
 
-def _check_columns(task: Task, first_place: str, expected: set[str]) -> None:
+def _refuse_malformed_tool_task(row: Mapping[str, Any]) -> None:
+    problems = tool_problems(row)
+    if problems:
+        raise RowProblem("; ".join(problems))
+
+
+def _add_tool_answer(columns: dict[str, Any]) -> None:
+    """A tool task keeps the answer in reward_spec.ground_truth; metrics and reward functions expect it as `answer`."""
+    spec = columns.get("reward_spec")
+    if not isinstance(spec, dict) or "ground_truth" not in spec:
+        return
+    truth = spec["ground_truth"]
+    if columns.setdefault("answer", truth) != truth:
+        raise RowProblem(f"answer {columns['answer']!r} contradicts reward_spec.ground_truth {truth!r}")
+
+
+def check_columns(task: Task, first_place: str, expected: set[str]) -> None:
     """A reward function gets one list per column, so every row has the same ones."""
     missing, extra = expected - task.columns.keys(), task.columns.keys() - expected
     if missing:
-        raise _RowProblem(f"has no column {min(missing)!r}, which {first_place} has (write null for no value)")
+        raise RowProblem(f"has no column {min(missing)!r}, which {first_place} has (write null for no value)")
     if extra:
-        raise _RowProblem(f"has a column {min(extra)!r}, which {first_place} has not (write null for no value)")
-
-
-def _kind(value: object) -> str:
-    """A value named the way the file's author would."""
-    if value is None:
-        return "null"
-    if value == "":
-        return "empty text"
-    names = {str: "text", bool: "true/false", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return names.get(type(value), type(value).__name__)
+        raise RowProblem(f"has a column {min(extra)!r}, which {first_place} has not (write null for no value)")
 
 
 # -- three formats ------------------------------------------------------------
@@ -231,8 +243,8 @@ def _read_jsonl(path: Path, problems: _Problems) -> Iterator[Row]:
                 problems.add(f"{path.name}:{earlier}", "is an empty line between tasks")
             blank.clear()
             try:
-                value = _parse(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
-            except _RowProblem as problem:
+                value = parse_row(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+            except RowProblem as problem:
                 problems.add(place, str(problem))
                 continue
             yield place, value
@@ -241,11 +253,11 @@ def _read_jsonl(path: Path, problems: _Problems) -> Iterator[Row]:
 def _read_json(path: Path, problems: _Problems) -> Iterator[Row]:
     try:
         if (size := path.stat().st_size) > MAX_WHOLE_BYTES:
-            raise _RowProblem(f"has {size:,} bytes, at most {MAX_WHOLE_BYTES:,} are read; one task per line is .jsonl")
-        value = _parse(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+            raise RowProblem(f"has {size:,} bytes, at most {MAX_WHOLE_BYTES:,} are read; one task per line is .jsonl")
+        value = parse_row(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
         if not isinstance(value, list):
-            raise _RowProblem(f"is {_kind(value)}, not a list of tasks (one task per line is .jsonl)")
-    except _RowProblem as problem:
+            raise RowProblem(f"is {kind(value)}, not a list of tasks (one task per line is .jsonl)")
+    except RowProblem as problem:
         problems.add(path.name, str(problem))
         problems.refuse()
         return
@@ -253,31 +265,43 @@ def _read_json(path: Path, problems: _Problems) -> Iterator[Row]:
         yield f"{path.name}[{index}]", row
 
 
-def _parse(data: bytes) -> object:
+def parse_row(data: bytes) -> object:
     """Strict JSON: UTF-8, no NaN, no key twice."""
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        return _DECODER.decode(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise _RowProblem(f"is not UTF-8 (byte {data[error.start]:#04x} at position {error.start})") from error
+        raise RowProblem(f"is not UTF-8 (byte {data[error.start]:#04x} at position {error.start})") from error
     except json.JSONDecodeError as error:
-        raise _RowProblem(f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
+        raise RowProblem(f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, nesting without end
-        raise _RowProblem(f"cannot be read as JSON: {error}") from error
+        raise RowProblem(f"cannot be read as JSON: {error}") from error
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     row = dict(pairs)
     if len(row) < len(pairs):
         twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-        raise _RowProblem(f"has the key {twice[0]!r} twice")
+        raise RowProblem(f"has the key {twice[0]!r} twice")
     return row
 
 
 def _no_constant(name: str) -> object:
-    raise _RowProblem(f"holds {name}, which is not JSON")
+    raise RowProblem(f"holds {name}, which is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
 
 
 def _read_parquet(path: Path, problems: _Problems) -> Iterator[Row]:
+    try:
+        yield from parquet_rows(path, MAX_WHOLE_BYTES)
+    except RowProblem as problem:
+        problems.add(path.name, str(problem))
+        problems.refuse()
+
+
+def parquet_rows(path: Path, max_bytes: int) -> Iterator[Row]:
+    """Rows in order, a few hundred in memory at a time; a file that unfolds to more than `max_bytes` is refused."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -292,15 +316,14 @@ def _read_parquet(path: Path, problems: _Problems) -> Iterator[Row]:
         with pyarrow.parquet.ParquetFile(path) as file:
             groups = range(file.metadata.num_row_groups)
             size = sum(file.metadata.row_group(group).total_byte_size for group in groups)
-            if size > MAX_WHOLE_BYTES:  # a few kilobytes can say this of themselves; nothing was unfolded yet
-                raise OSError(f"it unfolds to {size:,} bytes, at most {MAX_WHOLE_BYTES:,} are read")
+            if size > max_bytes:  # a few kilobytes can say this of themselves; nothing was unfolded yet
+                raise OSError(f"it unfolds to {size:,} bytes, at most {max_bytes:,} are read")
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
                 for row in batch.to_pylist():
                     yield f"{path.name}[{index}]", row
                     index += 1
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        problems.add(path.name, f"cannot be read as Parquet: {error}")
-        problems.refuse()
+        raise RowProblem(f"cannot be read as Parquet: {error}") from error
 
 
 _READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet}

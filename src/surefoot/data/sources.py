@@ -5,6 +5,7 @@ Promises   one task set, or one typed error that names what was found and what i
 Never      downloads; never imports a generator that was not asked for.
 
     builtin:sums            two-digit addition, scored by exact match
+    builtin:errands         products and numbers to read backwards, for a calculator tool, scored by exact match
     reasoning_gym:NAME      procedural tasks of that package, scored by its own function
     FILE.jsonl|json|parquet rows of a file, scored by your reward function
 
@@ -16,17 +17,19 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from surefoot.data.errands import errands_tasks
 from surefoot.data.files import SUFFIXES, read_task_file
 from surefoot.data.sums import sums_tasks
-from surefoot.data.tasks import TaskSet
+from surefoot.data.tasks import Scorer, TaskSet
 from surefoot.errors import TaskError
 from surefoot.records import Task
 
 BUILTIN, GYM = "builtin:", "reasoning_gym:"
+BUILTIN_TASKS = {"sums": sums_tasks, "errands": errands_tasks}
 DRAWS_PER_TASK = 4
 """How often a generator may be asked, per task wanted, before its repetitions count as exhaustion."""
 
@@ -40,7 +43,8 @@ def load_tasks(source: str, *, base: Path, num_tasks: int, seed: int) -> TaskSet
         return TaskSet.of(source, _gym_tasks(name, num_tasks, seed), "reasoning_gym")
     path = _existing_file(source, base)
     try:
-        return TaskSet.of(path.stem, read_task_file(path), None)
+        tasks = read_task_file(path)
+        return TaskSet.of(path.stem, tasks, scorer_of(tasks))
     except OSError as error:
         raise TaskError(
             f"{source} cannot be read: {error.strerror or error}",
@@ -50,13 +54,13 @@ def load_tasks(source: str, *, base: Path, num_tasks: int, seed: int) -> TaskSet
 
 
 def _builtin(name: str, num_tasks: int, seed: int) -> TaskSet:
-    if name != "sums":
+    if name not in BUILTIN_TASKS:
         raise TaskError(
-            f"there are no built-in tasks {name!r}{_near(name, ['sums'])}",
-            "surefoot comes with one task set",
-            'use tasks = "builtin:sums"',
+            f"there are no built-in tasks {name!r}{_near(name, BUILTIN_TASKS)}",
+            f"surefoot comes with {len(BUILTIN_TASKS)} task sets",
+            "use " + " or ".join(f'tasks = "{BUILTIN}{known}"' for known in BUILTIN_TASKS),
         )
-    return TaskSet.of("builtin:sums", sums_tasks(num_tasks, seed), "exact")
+    return TaskSet.of(f"{BUILTIN}{name}", BUILTIN_TASKS[name](num_tasks, seed), "exact")
 
 
 # -- files --------------------------------------------------------------------
@@ -89,6 +93,16 @@ def _not_a_file(source: str, path: Path) -> TaskError:
 
 
 # -- reasoning-gym ------------------------------------------------------------
+
+
+def scorer_of(tasks: Sequence[Task]) -> Scorer | None:
+    """Who judges tasks that come as rows: a verifier when they name one, else nobody."""
+    return "verifier" if any(_names_verifier(task.columns) for task in tasks) else None
+
+
+def _names_verifier(columns: Mapping[str, Any]) -> bool:
+    nested = [columns.get(name) for name in ("reward_spec", "reward_model")]
+    return any("verifier_type" in table for table in (columns, *nested) if isinstance(table, Mapping))
 
 
 def _gym_tasks(name: str, num_tasks: int, seed: int) -> tuple[Task, ...]:

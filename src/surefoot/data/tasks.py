@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 from surefoot.errors import ConfigError, StateError, TaskError
 from surefoot.records import Task
 
-Scorer = Literal["exact", "reasoning_gym"]
+Scorer = Literal["exact", "reasoning_gym", "verifier"]
 
 
 class Border(Protocol):
@@ -58,7 +58,7 @@ class TaskSet:
 
 def canonical(value: object) -> str:
     """JSON with sorted keys; what JSON does not know (dates, bytes) is written with its type."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=_tagged)
+    return _ENCODER.encode(value)
 
 
 def _tagged(value: object) -> object:
@@ -67,13 +67,20 @@ def _tagged(value: object) -> object:
     return [type(value).__name__, repr(value)]
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=_tagged)
+
+
 def fingerprint(tasks: Sequence[Task]) -> str:
     """SHA-256 over the contents of the tasks, in order."""
     digest = hashlib.sha256()
     for task in tasks:
-        digest.update(canonical([task.id, task.prompt, dict(task.columns), task.dataset]).encode())
-        digest.update(b"\n")
+        digest.update(task_bytes(task))
     return digest.hexdigest()
+
+
+def task_bytes(task: Task) -> bytes:
+    """Everything that a task is, as one line: what fingerprints are made of."""
+    return canonical([task.id, task.prompt, dict(task.columns), task.dataset]).encode() + b"\n"
 
 
 def refuse_empty_or_repeated(tasks: Sequence[Task], name: str) -> None:
@@ -154,14 +161,14 @@ class TaskStream:
         """Go on where `state` was taken; a state of other tasks or another seed is refused."""
         mine = self.state_dict()
         if set(state) != set(mine):
-            raise _foreign_state(f"keys {sorted(state)} instead of {sorted(mine)}")
+            raise foreign_state(f"keys {sorted(state)} instead of {sorted(mine)}")
         for name in ("seed", "tasks"):
             if state[name] != mine[name]:
-                raise _foreign_state(f"{name} {state[name]!r} instead of {mine[name]!r}")
+                raise foreign_state(f"{name} {state[name]!r} instead of {mine[name]!r}")
         epoch, position, needed, held = (state[name] for name in ("epoch", "position", "needed", "held"))
         counts_fit = all(type(x) is int and x >= 0 for x in (epoch, position, needed)) and position <= len(self._tasks)
         if not counts_fit or len(held) + needed > len(self._tasks) or not self._tasks.keys() >= set(held):
-            raise _foreign_state(f"epoch {epoch}, position {position}, needed {needed}, held {held}")
+            raise foreign_state(f"epoch {epoch}, position {position}, needed {needed}, held {held}")
         self._epoch, self._position, self._needed, self._held = epoch, position, needed, tuple(held)
         self._order = self._arrange()
 
@@ -206,7 +213,8 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _foreign_state(difference: str) -> StateError:
+def foreign_state(difference: str) -> StateError:
+    """A saved position that belongs to other tasks."""
     return StateError(
         f"the saved task position does not fit these tasks: {difference}",
         "going on would repeat or skip tasks without a trace",

@@ -1,15 +1,15 @@
 """What answers, and what counts as right.
 
-    grading.py        which function scores: the user's own file, or a built-in scorer
-    marks.py          one return value becomes a number or a named reason
-    reward_pool.py    reward calls with deadlines, one verdict per completion
-    single_turn.py    ask once, grade
-    reward_link.py    the driver's end of the sockets to nursery and workers
-    reward_nursery.py the small process that forks workers and cleans up after them
-    reward_worker.py  the loop in which the user's function runs
-    memory_cap.py     how much memory a reward may take
-    process_tree.py   finding and ending every descendant
-    frames.py         length-framed messages with a size cap
+    single_turn.py  ask once, grade
+    grading.py      which function scores: the user's own file, or a built-in scorer
+    verifiers.py    one grader that chooses by the kind of task; `verify/` has the kinds
+    tools.py        many turns: budgets, and the way from a completion to tools' answers
+    tool_calls.py   what a model wrote, read as calls
+    toolkits.py     everything that a run's rollouts may call, from its config
+    mcp_client.py   tools behind MCP; `servers/` has the parts
+    sandbox.py      model-written code, contained; `sandboxes/` has the walls
+    rewards/        reward functions in processes of their own
+    sources/        tools that are Python: functions, environment classes, foreign processes, recordings
 
 Nothing here imports torch: reward workers are forked before the model exists.
 

@@ -53,12 +53,16 @@ def reasoning_gym_score(
 
 
 def builtin_scorer(kind: str) -> RewardFunction:
-    """The scorer that a task set asks for ("exact", "reasoning_gym"), ready to be forked into workers.
+    """The scorer that a task set asks for ("exact", "reasoning_gym", "verifier"), ready to be forked into workers.
 
     reasoning-gym is imported here, in the driver: its two seconds would count against every worker's first call.
     """
     if kind == "exact":
         return exact_answer
+    if kind == "verifier":
+        from surefoot.envs.verifiers import verifier_scorer
+
+        return verifier_scorer()
     if kind != "reasoning_gym":
         raise _refusal(f"there is no built-in scorer {kind!r}", "a task set names its scorer", kind, _BUILT_IN)
     try:
@@ -72,22 +76,26 @@ def builtin_scorer(kind: str) -> RewardFunction:
     return reasoning_gym_score
 
 
-_BUILT_IN = ("exact", "reasoning_gym")
+_BUILT_IN = ("exact", "reasoning_gym", "verifier")
 
 
-def load_reward(spec: str, base: Path) -> RewardFunction:
-    """The function named by `file.py:function`; the file is relative to `base`."""
+def load_reward(spec: str, base: Path, what: str = "reward") -> RewardFunction:
+    """The function named by `file.py:function`; the file is relative to `base`.
+
+    Args:
+        what: it is loaded for: a `reward`, or a `tool`.
+    """
     file, colon, name = spec.rpartition(":")
     if not colon or not file or not name:
         raise RewardError(
-            f"reward function {spec!r} does not name a file and a function",
-            "reward functions are given as file.py:function",
-            f"write for example {(name or file or 'my_rewards.py').removesuffix('.py')}.py:score",
+            f"{what} function {spec!r} does not name a file and a function",
+            f"{what} functions are given as file.py:function",
+            f"write for example {(name or file or f'my_{what}s.py').removesuffix('.py')}.py:score",
         )
     path = (base / file).resolve()
     if not path.is_file():
         near = [found.name for found in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise _refusal(f"reward file {path} does not exist", f"{spec!r} names it", path.name, near)
+        raise _refusal(f"{what} file {path} does not exist", f"{spec!r} names it", path.name, near)
     module = _load(path)
     if not hasattr(module, name):
         public = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
@@ -96,7 +104,9 @@ def load_reward(spec: str, base: Path) -> RewardFunction:
     if not callable(function):
         raise RewardError(
             f"{name!r} in {path} is a {type(function).__name__}, not a function",
-            "a reward is computed by calling f(prompts, completions, **columns)",
+            "a reward is computed by calling f(prompts, completions, **columns)"
+            if what == "reward"
+            else "it is called",
             "name a function",
         )
     return function  # type: ignore[no-any-return]
@@ -135,10 +145,11 @@ def _refusal(what: str, why: str, wanted: str, known: Iterable[str]) -> RewardEr
 
 
 def _text(completion: Any) -> str:
-    """A completion as plain text: text itself, or the contents of its messages."""
+    """A completion as plain text: text itself, or what the policy said last; what a tool said is nobody's answer."""
     if isinstance(completion, str):
         return completion.strip()
-    return "".join(str(message.get("content") or "") for message in completion).strip()
+    said = [message for message in completion if message.get("role", "assistant") == "assistant"]
+    return str(said[-1].get("content") or "").strip() if said else ""
 
 
 def _equals(text: str, gold: Any) -> float | None:

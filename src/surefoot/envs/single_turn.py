@@ -18,7 +18,7 @@ from surefoot.envs.marks import ABSTAINED, NOT_FINITE, Mark
 from surefoot.envs.reward_pool import RewardJob, RewardPool
 from surefoot.errors import RewardError
 from surefoot.protocols import Grade
-from surefoot.records import Rollout, Task
+from surefoot.records import Rollout, Task, ToolCall, Turn  # noqa: F401 - the example
 
 
 class SingleTurnEnvironment:
@@ -26,10 +26,15 @@ class SingleTurnEnvironment:
 
     `weights` names the functions that make up the reward; `metric` names the one that says whether
     the task was solved. A function with weight 0 is shown among the parts and decides nothing.
+
+    Args:
+        alone: nobody else gives a reward, so at least one function has to.
     """
 
-    def __init__(self, pool: RewardPool, weights: Mapping[str, float], metric: str | None = None) -> None:
-        _check(pool, weights, metric)
+    def __init__(
+        self, pool: RewardPool, weights: Mapping[str, float], metric: str | None = None, *, alone: bool = True
+    ) -> None:
+        _check(pool, weights, metric, alone)
         self.pool, self.weights, self.metric = pool, dict(weights), metric
 
     def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout]) -> list[Grade]:
@@ -79,7 +84,7 @@ class SingleTurnEnvironment:
         for name, mark in deciding.items():
             if mark.reason not in (None, ABSTAINED):
                 return f"{name}:{mark.reason}"
-        if all(mark.value is None for mark in deciding.values()):
+        if deciding and all(mark.value is None for mark in deciding.values()):
             return f"{'+'.join(deciding)}:{ABSTAINED}"
         return None
 
@@ -102,14 +107,30 @@ def _job(task: Task, rollouts: Sequence[Rollout]) -> RewardJob:
             "pass the rollouts' own tasks, in the same order",
         )
     prompt: Any = task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
-    completions: list[Any] = [rollout.text for rollout in rollouts]
-    if not isinstance(prompt, str):
-        completions = [[{"role": "assistant", "content": text}] for text in completions]
+    talks = [conversation(rollout) for rollout in rollouts]
+    completions: list[Any] = talks
+    if isinstance(prompt, str) and all(len(talk) == 1 for talk in talks):
+        completions = [rollout.text for rollout in rollouts]
     columns = {name: [value] * len(rollouts) for name, value in task.columns.items()}
     return RewardJob([prompt] * len(rollouts), completions, columns)
 
 
-def _check(pool: RewardPool, weights: Mapping[str, float], metric: str | None) -> None:
+def conversation(rollout: Rollout) -> list[dict[str, Any]]:
+    """What was said, as messages: the policy's turns, and tools' answers between them.
+
+    Example:
+        >>> turn = Turn((1,), (2,), (-0.1,), 0, text="6*7?", calls=(ToolCall("calc", "{}", "42"),))
+        >>> [message["content"] for message in conversation(Rollout("t", "g", 0, (turn,), ended="max_turns"))]
+        ['6*7?', '42']
+    """
+    messages: list[dict[str, Any]] = []
+    for turn in rollout.turns:
+        messages.append({"role": "assistant", "content": turn.text})
+        messages += [{"role": "tool", "name": call.name, "content": call.answer} for call in turn.calls]
+    return messages
+
+
+def _check(pool: RewardPool, weights: Mapping[str, float], metric: str | None, alone: bool) -> None:
     wanted = [*weights, *([] if metric is None else [metric])]
     unknown = [name for name in wanted if name not in pool.functions]
     if unknown:
@@ -118,7 +139,7 @@ def _check(pool: RewardPool, weights: Mapping[str, float], metric: str | None) -
             "its weight or metric would silently count for nothing",
             "use the names that the pool was given",
         )
-    if not any(weights.values()) or not all(math.isfinite(weight) for weight in weights.values()):
+    if (alone and not any(weights.values())) or not all(math.isfinite(weight) for weight in weights.values()):
         raise RewardError(
             f"reward weights are {dict(weights)}",
             "the reward would be 0 or not a number for every completion",

@@ -66,7 +66,12 @@ def _check_rollout(rollout: Rollout, vocab_size: int, stop_ids: frozenset[int]) 
     for before, after in itertools.pairwise(rollout.turns):
         history = before.prompt_ids + before.completion_ids
         if after.prompt_ids[: len(history)] != history:
-            raise _broken(f"{rollout} rewrote its history between turns", "trained tokens would not be those sampled")
+            raise _broken(
+                f"{rollout} rewrote its history between turns ({rollout.rerendered_tokens} tokens)",
+                "trained tokens would not be those sampled",
+            )
+        if any(not 0 <= t < vocab_size for t in after.prompt_ids[len(history) :]):
+            raise _broken(f"{rollout}: a tool's answer holds a token outside 0..{vocab_size - 1}", "no such row")
 
 
 def check_samples(samples: Sequence[TrainSample], groups: Sequence[Group]) -> int:

@@ -1,4 +1,4 @@
-"""Model in: a folder, a hub name, or one of the two models that come without a hub.
+"""Model in: a folder, a hub name, or one of the three models that come without a hub.
 
 Promises   a model that cannot be trained faithfully is refused by name before anything else
            happens: unknown architecture, tokenizer and model that disagree, remote code.
@@ -26,7 +26,8 @@ from surefoot.policy.special_tokens import check_special_tokens
 from surefoot.protocols import DecoderSpec
 
 PEBBLE = Path(__file__).parent.parent / "assets" / "pebble"
-BUILTIN_MODELS = ("pebble", "smollm2")
+PEBBLE_TOOLS = PEBBLE.parent / "pebble_tools"
+BUILTIN_MODELS = ("pebble", "pebble_tools", "smollm2")
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -60,7 +61,7 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str) -> Policy:
     """Load a model and its tokenizer, and refuse what cannot be trained faithfully.
 
     Args:
-        model: "pebble", "smollm2", a folder (relative to `base`), or a hub name.
+        model: "pebble", "pebble_tools", "smollm2", a folder (relative to `base`), or a hub name.
         dtype: "float32" or "bfloat16".
     """
     hf_logging.set_verbosity_error()
@@ -95,9 +96,10 @@ _SAFE = {"use_safetensors": True}
 
 def _locate(model: str, base: Path) -> tuple[str, dict[str, str]]:
     """Where `from_pretrained` finds the model, and with which extra arguments."""
-    if model == "pebble":
-        verify_manifest(PEBBLE)
-        return str(PEBBLE), {}
+    if model in ("pebble", "pebble_tools"):
+        shipped = PEBBLE if model == "pebble" else PEBBLE_TOOLS
+        verify_manifest(shipped)
+        return str(shipped), {}
     if model == "smollm2":
         return _locate_smollm2()
     folder = (base / model).expanduser()

@@ -18,8 +18,8 @@ from typing import Protocol
 from surefoot.errors import RewardError
 from surefoot.protocols import Environment, EvalResult, Grade
 from surefoot.records import LENGTH, Group, Rollout, Task
+from surefoot.runtime.answers import NONFINITE_LOGPROB, UNDECODABLE
 from surefoot.runtime.orders import Played, Sampling
-from surefoot.runtime.rollout import NONFINITE_LOGPROB, UNDECODABLE
 
 _REMEDIES = {
     UNDECODABLE: "use a model whose rows all have a token",
@@ -91,7 +91,7 @@ class JudgingRuntime:
         """Grade the same rollouts once more; a grader that changes its mind is refused by name."""
         first = [(p.group.task, r, c) for p in played for r, c in zip(p.group.rollouts, p.correct, strict=True)]
         # What failed before grading keeps its failure; everything else is shown as if for the first time.
-        fresh = [r if r.failure == UNDECODABLE else r.graded(None, {}, None) for _, r, _ in first]
+        fresh = [r if _failed_before_grading(r) else r.graded(None, {}, None) for _, r, _ in first]
         again = self.players.environment.grade([task for task, _, _ in first], fresh)
         changes = [
             (task, rollout, change)
@@ -128,7 +128,7 @@ def _changes(
     rollout: Rollout, correct: float | None, second: Grade
 ) -> Iterator[tuple[str, float | None, float | None]]:
     """(who, first, second) for every grader that judged this rollout differently the second time."""
-    if rollout.failure == UNDECODABLE:
+    if _failed_before_grading(rollout):
         return
     for name in sorted({*rollout.reward_parts, *second.parts}):
         one, two = rollout.reward_parts.get(name), second.parts.get(name)
@@ -136,6 +136,11 @@ def _changes(
             yield f"reward function {name}", one, two
     if correct != second.correct:
         yield "the task metric", correct, second.correct
+
+
+def _failed_before_grading(rollout: Rollout) -> bool:
+    """Reasons of graders are `function:reason`; engines and tools fail in one word."""
+    return rollout.failure is not None and ":" not in rollout.failure
 
 
 def _shown(value: float | None) -> str:

@@ -140,7 +140,7 @@ class WorkerHost(Host):
     async def setup(self) -> dict[str, Any]:
         """Fork the reward processes, then import the rest."""
         pool = self.recipe.pool(self.process.logs / f"rewards-{self.name.replace(' ', '-')}.log")
-        self.environment = await asyncio.to_thread(self.recipe.environment, pool)
+        self.environment = await asyncio.to_thread(self.recipe.environment, pool, self.process.logs)
         self.ready()
         return await self.whereabouts()
 
@@ -151,8 +151,9 @@ class WorkerHost(Host):
         loop = asyncio.get_running_loop()
         recipe, client = self.recipe, _EngineClient(engine, loop)
         collector = RolloutCollector(
-            client, self.environment, recipe.codec, {}, seed=recipe.seed, token_count=recipe.token_count
-        )
+            client, self.environment, recipe.codec, {}, seed=recipe.seed, token_count=recipe.token_count,
+            tool_threads=THREADS if recipe.tools is None else recipe.tools.concurrency,
+        )  # fmt: skip
         self.in_flight += 1
         try:
             (played,) = await loop.run_in_executor(self._threads, collector.play_orders, [order])

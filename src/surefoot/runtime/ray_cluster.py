@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from surefoot.errors import ConfigError, FleetError, StateError, SurefootError
+from surefoot.errors import ConfigError, FleetError, SecurityError, StateError
 from surefoot.runtime.reaper import MARK, READY
 
 _REAPER = Path(__file__).with_name("reaper.py")
@@ -41,12 +41,6 @@ _GOODBYE_S = 20.0
 _TOKEN, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"
 _process_token: str | None = None
 """Ray reads the token once per process, so every private cluster of this process has the same."""
-
-
-class SecurityError(SurefootError):
-    """A cluster that anybody could talk to."""
-
-    exit_code = 5
 
 
 class Cluster:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from surefoot.envs.marks import RewardFunction
     from surefoot.envs.reward_pool import RewardPool
     from surefoot.envs.single_turn import SingleTurnEnvironment
+    from surefoot.envs.toolkits import ToolRecipe
+    from surefoot.envs.tools import ToolEnvironment
     from surefoot.policy.learner import GRPOLearner, LearnerSettings
     from surefoot.policy.load import Policy
 
@@ -129,12 +131,19 @@ class WorkerRecipe:
     codec: Codec
     seed: int
     token_count: int
+    tools: ToolRecipe | None = None
+    """What rollouts may call; every worker has servers of its own."""
+    unsafe: bool = False
+    """Model-written code may run without a sandbox here."""
 
     def pool(self, log: Path) -> RewardPool:
         """Forked at once, before torch is imported."""
         from surefoot.envs.grading import load_reward
         from surefoot.envs.reward_pool import RewardPool
+        from surefoot.envs.verify_code import permit_unsafe
 
+        if self.unsafe:
+            permit_unsafe()
         functions = {
             name: load_reward(f"{function.path}:{function.name}", Path("/"))
             if isinstance(function, FromFile)
@@ -147,11 +156,15 @@ class WorkerRecipe:
         )  # fmt: skip
         return pool.start()
 
-    def environment(self, pool: RewardPool) -> SingleTurnEnvironment:
-        """Graders on that pool."""
+    def environment(self, pool: RewardPool, logs: Path | None = None) -> SingleTurnEnvironment | ToolEnvironment:
+        """Graders on that pool, and tools."""
         from surefoot.envs.single_turn import SingleTurnEnvironment
+        from surefoot.envs.tools import ToolEnvironment
 
-        return SingleTurnEnvironment(pool, self.weights, self.metric)
+        if self.tools is None:
+            return SingleTurnEnvironment(pool, self.weights, self.metric)
+        graders = SingleTurnEnvironment(pool, self.weights, self.metric, alone=self.tools.environment is None)
+        return ToolEnvironment(graders, self.tools.build(logs), self.tools.limits)
 
     def shared_by(self, workers: int) -> WorkerRecipe:
         """`reward_workers` processes in all, at least one for each worker."""

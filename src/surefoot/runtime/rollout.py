@@ -1,44 +1,44 @@
-"""Plays one group per task: ask the engine, grade, and keep every fact on the record.
+"""Plays one group per task: ask the engine, with tools or without, grade, and keep every fact on the record.
 
 Owns       the way from a task to a scored group.
 Promises   every rollout has its own seed, a function of (run seed, purpose, step, task, sibling);
            versions are the engine's own at the first token; what fails carries a reason and
-           never a reward; a logprob that is none costs its own rollout and nobody else's.
+           never a reward; a failure costs its own rollout and nobody else's.
 Never      compares siblings, filters, or trains.
 
-Read next: `policy/samples.py`, which turns groups into samples.
+Read next: `tool_rounds.py`, for rollouts of many turns; `policy/samples.py`, which turns groups into samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from surefoot.errors import EngineError, TaskError
-from surefoot.guards.invariants import are_logprobs
-from surefoot.protocols import Codec, Completion, Engine, Environment, Grade, Request
-from surefoot.records import Group, Rollout, Task, Turn
+from surefoot.envs.tools import ToolEnvironment
+from surefoot.errors import TaskError
+from surefoot.protocols import Codec, Engine, Environment, Grade
+from surefoot.records import Group, Rollout, Task
+from surefoot.runtime.answers import Listener, check_answers
 from surefoot.runtime.orders import Order, Played, Sampling
-
-UNDECODABLE = "undecodable_token"
-"""Failure reason: the policy chose an embedding row that no token has."""
-NONFINITE_LOGPROB = "nonfinite_logprob"
-"""Failure reason: the sampler gave a token a log-probability that is none, such as NaN or a number above 0."""
+from surefoot.runtime.tool_rounds import ToolRounds
 
 
 class RolloutCollector:
     """Asks, listens and grades.
 
     Args:
+        environment: with tools when it is a `ToolEnvironment`.
         prompts: token ids of every task's prompt, by task id; encoded once, before the run.
         token_count: ids from here on exist in the model but not in the tokenizer.
+        tool_threads: tools that are waited for at once.
     """
 
     def __init__(
         self, engine: Engine, environment: Environment, codec: Codec, prompts: Mapping[str, tuple[int, ...]],
-        *, seed: int, token_count: int,
+        *, seed: int, token_count: int, tool_threads: int = 32,
     ) -> None:  # fmt: skip
         self.engine, self.environment, self.codec = engine, environment, codec
         self.prompts, self.seed, self.token_count = prompts, seed, token_count
+        self.tool_threads = tool_threads
 
     def play(self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int) -> list[Played]:
         """One scored group per task, in order."""
@@ -52,12 +52,9 @@ class RolloutCollector:
 
     def play_orders(self, orders: Sequence[Order]) -> list[Played]:
         """One scored group per order, in order."""
-        asked = [(o, i, r) for o in orders for i, r in enumerate(o.requests(self.seed, self.codec.stop_ids))]
-        requests = [request for _, _, request in asked]
-        completions = self.engine.generate(requests)
-        self._check_answers(requests, completions)
-        rollouts = [self._rollout(o.task, o.group, i, r, c) for (o, i, r), c in zip(asked, completions, strict=True)]
-        grades = self.environment.grade([order.task for order, _, _ in asked], rollouts)
+        rollouts = self._rollouts(orders)
+        tasks = [order.task for order in orders for _ in range(order.sampling.num_generations)]
+        grades = self.environment.grade(tasks, rollouts)
         graded = iter([(_with_grade(r, g), g.correct) for r, g in zip(rollouts, grades, strict=True)])
         played = []
         for order in orders:
@@ -66,34 +63,20 @@ class RolloutCollector:
             played.append(Played(group, tuple(correct for _, correct in siblings)))
         return played
 
-    def _check_answers(self, requests: Sequence[Request], completions: Sequence[Completion]) -> None:
-        asked, answered = [r.id for r in requests], [c.request_id for c in completions]
-        if asked != answered:
-            raise EngineError(
-                f"asked {len(asked)} completions, got {len(answered)}, or in another order",
-                "an answer given to the wrong question is graded without complaint",
-                "return one completion per request, in order",
-            )
-        for request, completion in zip(requests, completions, strict=True):
-            if not 1 <= len(completion.token_ids) <= request.max_new_tokens:
-                raise EngineError(
-                    f"request {request.id}: {len(completion.token_ids)} tokens, limit {request.max_new_tokens}",
-                    "an empty or overlong answer breaks the batch arithmetic",
-                    "respect max_new_tokens in the engine",
-                )
-
-    def _rollout(self, task: Task, group: str, index: int, request: Request, completion: Completion) -> Rollout:
-        lengths_agree = len(completion.logprobs) == len(completion.token_ids)  # if not, `Turn` says so
-        if lengths_agree and not are_logprobs(completion.logprobs):
-            # Without its turn: what holds a NaN could be neither journaled nor compared, and nobody may train on it.
-            return Rollout(task.id, group, index, (), failure=NONFINITE_LOGPROB)
-        turn = Turn(
-            request.prompt_ids, completion.token_ids, completion.logprobs, completion.version,
-            finish_reason=completion.finish_reason, text=self.codec.decode(completion.token_ids),
-            version_end=completion.version_end,
-        )  # fmt: skip
-        failure = UNDECODABLE if max(completion.token_ids) >= self.token_count else None
-        return Rollout(task.id, group, index, (turn,), failure=failure)
+    def _rollouts(self, orders: Sequence[Order]) -> list[Rollout]:
+        listener = Listener(self.codec, self.token_count)
+        if isinstance(self.environment, ToolEnvironment):
+            rounds = ToolRounds(self.environment, self.codec, seed=self.seed, threads=self.tool_threads)
+            return rounds.play(orders, self.engine, listener)
+        asked = [(o, i, r) for o in orders for i, r in enumerate(o.requests(self.seed, self.codec.stop_ids))]
+        requests = [request for _, _, request in asked]
+        completions = self.engine.generate(requests)
+        check_answers(requests, completions)
+        rollouts = []
+        for (order, index, request), completion in zip(asked, completions, strict=True):
+            turn, failure = listener.hear(request, completion)
+            rollouts.append(Rollout(order.task.id, order.group, index, (turn,) if turn else (), failure=failure))
+        return rollouts
 
 
 def _with_grade(rollout: Rollout, grade: Grade) -> Rollout:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from surefoot.errors import ConfigError, StateError
-from surefoot.records import Group, Rollout, Task, Turn
+from surefoot.records import Group, Rollout, Task, ToolCall, Turn
 
 EVENT = "group"
 
@@ -19,10 +19,7 @@ EVENT = "group"
 def group_record(group: Group) -> dict[str, Any]:
     """One group as JSON data."""
     prompts: dict[tuple[int, ...], int] = {}
-    rollouts = [
-        [r.index, r.reward, dict(r.reward_parts), r.failure, [_turn_row(turn, prompts) for turn in r.turns]]
-        for r in group.rollouts
-    ]
+    rollouts = [_rollout_row(rollout, prompts) for rollout in group.rollouts]
     return {
         "event": EVENT, "task": group.task.id, "group": group.id, "prompts": [list(p) for p in prompts],
         "rollouts": rollouts,
@@ -41,28 +38,44 @@ def read_group(record: Mapping[str, Any], tasks: Mapping[str, Task]) -> Group:
         raise _refused(f"{type(error).__name__}: {error}") from error
 
 
+def _rollout_row(rollout: Rollout, prompts: dict[tuple[int, ...], int]) -> list[Any]:
+    """What only rollouts with tools have stands at the end, and only there."""
+    turns = [_turn_row(turn, prompts) for turn in rollout.turns]
+    row = [rollout.index, rollout.reward, dict(rollout.reward_parts), rollout.failure, turns]
+    return [*row, rollout.ended, rollout.own_reward] if rollout.ended or rollout.own_reward is not None else row
+
+
 def _turn_row(turn: Turn, prompts: dict[tuple[int, ...], int]) -> list[Any]:
     place = prompts.setdefault(turn.prompt_ids, len(prompts))
-    return [
+    row = [
         place, list(turn.completion_ids), list(turn.logprobs), turn.version, turn.finish_reason, turn.text,
         turn.version_end,
     ]  # fmt: skip
+    return [*row, [[c.name, c.arguments, c.answer, c.outcome] for c in turn.calls]] if turn.calls else row
 
 
 def _rollout(record: Mapping[str, Any], row: Sequence[Any], prompts: Sequence[tuple[int, ...]]) -> Rollout:
-    index, reward, parts, failure, turns = row
+    index, reward, parts, failure, turns, *tools = row
+    ended, own_reward = tools or ("", None)
     return Rollout(
         record["task"], record["group"], index, tuple(_turn(turn, prompts) for turn in turns), reward=reward,
-        reward_parts=dict(parts), failure=failure,
+        reward_parts=dict(parts), failure=failure, ended=ended, own_reward=own_reward,
     )  # fmt: skip
 
 
 def _turn(row: Sequence[Any], prompts: Sequence[tuple[int, ...]]) -> Turn:
-    place, tokens, logprobs, version, finish, text, version_end = row
+    place, tokens, logprobs, version, finish, text, version_end, *more = row
+    (calls,) = more or ((),)
     return Turn(
         prompts[place], tuple(_ints(tokens)), tuple(map(float, logprobs)), version, finish_reason=finish, text=text,
-        version_end=version_end,
+        version_end=version_end, calls=tuple(_call(call) for call in calls),
     )  # fmt: skip
+
+
+def _call(row: Sequence[Any]) -> ToolCall:
+    if any(not isinstance(value, str) for value in row):
+        raise ValueError("a tool call holds something that is not text")
+    return ToolCall(*row)
 
 
 def _ints(values: Sequence[Any]) -> Sequence[int]:

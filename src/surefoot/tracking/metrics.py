@@ -83,6 +83,15 @@ gen_kl_error | nats/token | mean | down | KL estimate from sampler to learner
 policy_kl_error | nats/token | mean | down | KL estimate from learner to sampler
 js_divergence_error | nats/token | mean | down | Jensen-Shannon divergence of sampler and learner
 seq_mult_prob_error/{} | ratio | mean | down | multiplicative probability error taken per sequence
+num_turns/mean | turns | mean | steady | completions per rollout with tools
+num_turns/max | turns | max | steady | the same for the longest rollout
+tools/call_frequency | calls | mean | steady | tool calls per rollout
+tools/called_share | share | mean | steady | share of rollouts that called a tool at all
+tools/failure_frequency | share | mean | down | share of calls that were refused or that the tool answered with an error
+tools/calls/{} | calls | mean | steady | calls of one tool per rollout
+tools/ended/{} | share | mean | steady | share of rollouts with tools that ended for this reason
+tools/reply_tokens | tokens | mean | steady | tokens per rollout from tools, headers included; never trained on
+tools/rerendered_tokens | tokens | sum | down | tokens of a history that a later turn saw differently; always 0
 trained_tokens | tokens | sum | steady | tokens that carried loss
 trained_rows | rows | sum | steady | samples that carried loss
 num_tokens | tokens | sum | none | tokens sampled for this step

@@ -78,7 +78,7 @@ th:last-child,td:last-child{padding-right:0}
 .chips{margin:0 0 10px}.chips b{color:var(--ink)}
 .chips span{overflow-wrap:anywhere;overflow:hidden}
 .said{border-radius:8px;padding:8px 12px;margin-top:8px;border-left:3px solid var(--line);background:var(--yours)}
-.completion{background:var(--mine);border-left-color:var(--c0)}
+.completion{background:var(--mine);border-left-color:var(--c0)}.tool{margin-left:22px;border-left-style:dashed}
 .said h4{margin:0 0 2px;font-size:11.5px;font-weight:600;color:var(--soft);text-transform:uppercase;
 letter-spacing:.05em}
 pre{margin:0;font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,"DejaVu Sans Mono",monospace;white-space:pre-wrap;

@@ -55,20 +55,48 @@ def _card(why: str, row: Rollout) -> str:
         ("rollout", "rollout"),
         ("version", "version"),
         ("ended by", "finish_reason"),
+        ("rollout ended by", "ended"),
     ):
         if row.get(name) is not None:
             facts.append(f"{label} {row[name]}")
-    tokens = row.get("completion_ids")
+    tokens, turns = row.get("completion_ids"), row.get("turns")
     if isinstance(tokens, list):
         facts.append(f"{len(tokens)} tokens")
+    if isinstance(turns, list):
+        facts.append(f"{len(turns)} turns")
     chips = "".join(f"<span>{esc(fact, 120)}</span>" for fact in facts)
     prompt = row.get("prompt")
     shown = foreign(prompt) if isinstance(prompt, str) else esc(prompt, 4000)
     return (
         f'<article class="rollout"><p class="chips"><b>{esc(why)}</b>{chips}</p>'
         f'<div class="said prompt"><h4>prompt</h4><pre dir="ltr">{shown}</pre></div>'
-        f'<div class="said completion"><h4>completion</h4><pre dir="ltr">{foreign(row["text"])}</pre></div></article>'
+        f"{_said(row)}</article>"
     )
+
+
+def _said(row: Rollout) -> str:
+    """One completion, or turn after turn with what tools answered; masks are told in words: trained or not."""
+    turns = row.get("turns")
+    if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
+        return _block("completion", "completion", row["text"])
+    parts = []
+    for number_, turn in enumerate(turns, 1):
+        tokens = turn.get("completion_ids")
+        trained = f", {len(tokens)} tokens, trained" if isinstance(tokens, list) else ""
+        parts.append(_block("completion", f"turn {number_}{trained}", turn.get("text", "")))
+        calls = turn.get("calls")
+        after = turns[number_]["read_ids"] if number_ < len(turns) and "read_ids" in turns[number_] else None
+        read = f"; {len(after)} tokens read, masked" if isinstance(after, list) else ""
+        for call in calls if isinstance(calls, list) else []:
+            if isinstance(call, Mapping):
+                title = f"{call.get('name') or 'unreadable call'} ({call.get('outcome')}){read}"
+                parts.append(_block("tool", title, call.get("answer", "")))
+    return "".join(parts)
+
+
+def _block(kind: str, title: str, text: object) -> str:
+    shown = foreign(text) if isinstance(text, str) else esc(text, 4000)
+    return f'<div class="said {kind}"><h4>{esc(title, 160)}</h4><pre dir="ltr">{shown}</pre></div>'
 
 
 def _parts(row: Rollout) -> list[tuple[str, Any]]:

@@ -16,6 +16,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics |= _rewards(groups)
     failures = Counter(r.failure for g in groups for r in g.rollouts if r.failure is not None)
     metrics |= {f"failures/{reason}": float(count) for reason, count in failures.items()}
+    metrics |= _tools(rollouts)
     metrics["num_tokens"] = float(sum(r.sampled_tokens for r in rollouts))
     metrics["groups/mixed_version"] = float(sum(any(t.mixed for t in r.turns) for r in rollouts))
     return metrics
@@ -44,6 +45,35 @@ def _rewards(groups: Sequence[Group]) -> dict[str, float]:
         if values:
             metrics |= {f"rewards/{name}/mean": _mean(values), f"rewards/{name}/std": _std(values)}
     return metrics
+
+
+def _tools(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Of rollouts that had tools; nothing when none had any."""
+    with_tools = [r for r in rollouts if r.ended]
+    if not with_tools:
+        return {}
+    calls = [call for r in with_tools for turn in r.turns for call in turn.calls]
+    metrics = {
+        "num_turns/mean": _mean([len(r.turns) for r in with_tools]),
+        "num_turns/max": float(max(len(r.turns) for r in with_tools)),
+        "tools/call_frequency": len(calls) / len(with_tools),
+        "tools/called_share": _mean([any(turn.calls for turn in r.turns) for r in with_tools]),
+        "tools/rerendered_tokens": float(sum(r.rerendered_tokens for r in with_tools)),
+        "tools/reply_tokens": _mean([_reply_tokens(r) for r in with_tools]),
+    }
+    if calls:
+        metrics["tools/failure_frequency"] = _mean([call.outcome != "ok" for call in calls])
+    for why, count in Counter(r.ended for r in with_tools).items():
+        metrics[f"tools/ended/{why}"] = count / len(with_tools)
+    for name, count in Counter(call.name or "unreadable" for call in calls if call.outcome != "refused").items():
+        metrics[f"tools/calls/{name}"] = count / len(with_tools)
+    return metrics
+
+
+def _reply_tokens(rollout: Rollout) -> int:
+    """Tokens that the policy read from tools, headers included."""
+    own = len(rollout.turns[0].prompt_ids) + sum(len(turn.completion_ids) for turn in rollout.turns[:-1])
+    return len(rollout.turns[-1].prompt_ids) - own
 
 
 def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:

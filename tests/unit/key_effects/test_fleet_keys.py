@@ -13,7 +13,7 @@ import pytest
 from fleet_kit import FakeTransport, until
 
 from surefoot.config import RuntimeConfig
-from surefoot.errors import ConfigError, FleetError
+from surefoot.errors import ConfigError, FleetError, SecurityError
 from surefoot.runtime import ray_cluster, ray_runtime
 from surefoot.runtime.recipes import EmbeddedRecipe, WorkerRecipe
 
@@ -120,7 +120,7 @@ def test_an_address_is_joined_and_none_starts_a_private_cluster(site: Any, monke
     assert site().cluster.address is None
     assert site(runtime__address="10.0.0.1:6379").cluster.address == "10.0.0.1:6379"
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
-    with pytest.raises(ray_cluster.SecurityError, match="RAY_AUTH_TOKEN") as refused:
+    with pytest.raises(SecurityError, match="RAY_AUTH_TOKEN") as refused:
         ray_cluster.Cluster("10.0.0.1:6379", processes=1)
     assert refused.value.exit_code == 5
 

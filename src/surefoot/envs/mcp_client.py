@@ -1,0 +1,339 @@
+"""Tools behind MCP servers, for rollouts: `MCPToolkit`.
+
+Owns       the servers of a run, one event-loop thread, and what the run began with: the pinned lists of tools.
+Promises   a call ends within a second of its deadline, whatever the server does; what the model got wrong, or what the
+           tool itself reports, is an answer; what a server got wrong is a `ToolFailedError` with its reason, never an
+           answer; a changed list of tools stops the run; state of one rollout is never seen by another, unless the
+           server is declared shared.
+Never      parses what a model wrote, keeps budgets of a rollout, or scores: `tools.py` does.
+
+    toolbox.call --> known tool? arguments fit? --no--> refused, not sent
+          |yes
+          v
+    event loop: slot --> connection (own or shared) --> call --> text, cut and spelled out
+
+Read next: `mcp_pool.py`, where connections come from; `mcp_servers.py`, how servers are declared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from surefoot.envs.mcp_lines import CRASHED, OVERLOADED, TIMEOUT, UNAVAILABLE, WireFault
+from surefoot.envs.mcp_loop import LoopThread
+from surefoot.envs.mcp_pins import Listing, specs_of
+from surefoot.envs.mcp_pool import Counts, Pool
+from surefoot.envs.mcp_sdk import Refused, Said, sdk
+from surefoot.envs.mcp_servers import Limits, Server, ServerStatus
+from surefoot.envs.mcp_session import Connection
+from surefoot.envs.mcp_start import begin, indented
+from surefoot.envs.mcp_toolbox import MCPToolbox, Tool
+from surefoot.envs.tool_schema import checker
+from surefoot.envs.tool_text import readable
+from surefoot.errors import ToolError, ToolFailedError
+from surefoot.protocols import ToolAnswer, ToolSpec
+from surefoot.records import Task
+
+__all__ = ["Limits", "MCPToolbox", "MCPToolkit", "Server", "ServerStatus", "check_servers"]
+_SLACK_S = 0.8
+"""How long after its deadline a call may take to be given up: then the loop itself is held up."""
+_LOG_BYTES = 1 << 20
+
+
+class MCPToolkit:
+    """The tools of a run's MCP servers. `start` it (or let the first use do it), `close` it.
+
+    Args:
+        servers: at least one; their names are unique.
+        pins: server name -> SHA-256 of its tools, as `pins` gave it in an earlier run; others are not checked.
+        log_dir: what servers wrote to their standard error before they failed goes into `<server>.log` there.
+
+    Example:
+        >>> MCPToolkit([Server("clock", command=("my-clock-server",))]).started
+        False
+    """
+
+    def __init__(
+        self, servers: Sequence[Server], limits: Limits | None = None, pins: Mapping[str, str] | None = None,
+        log_dir: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.servers, self.limits = {server.name: server for server in servers}, limits or Limits()
+        self.counts = Counts()
+        """calls, retries, restarts, connections, and failures by reason."""
+        self.retries: deque[str] = deque(maxlen=1000)
+        """The last calls that were asked again, and why."""
+        self.log_dir = log_dir
+        self._given_pins = dict(pins or {})
+        self._check_names(servers)
+        self._lock = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._pools: dict[str, Pool] = {}
+        self._tools: dict[str, Tool] = {}
+        self._listings: list[Listing] = []
+        self._slots: asyncio.Semaphore | None = None
+        self._refused: ToolError | None = None
+        self._closed = False
+
+    def _check_names(self, servers: Sequence[Server]) -> None:
+        strangers = sorted(set(self._given_pins) - set(self.servers))
+        if not servers or len(self.servers) < len(servers) or strangers:
+            names = [server.name for server in servers]
+            raise ToolError(
+                f"tool servers {names}" + (f" do not include {strangers[0]!r}, which is pinned" if strangers else ""),
+                "every server has a name of its own, there is at least one, and pins are for servers that exist",
+                "correct the names",
+            )
+
+    # -- beginning and end ------------------------------------------------------------------
+    @property
+    def started(self) -> bool:
+        """Whether every server answered and its tools are pinned."""
+        return bool(self._tools)
+
+    def start(self) -> None:
+        """Every server shakes hands, lists its tools, answers its probe; a `ToolError` names one that does not."""
+        with self._lock:
+            if self._tools:
+                return
+            if self._closed:
+                raise _closed()
+            sdk()  # imported here: in the loop it would hold up everybody for a second
+            self._thread = LoopThread("surefoot-mcp")
+            try:
+                wait = (self.limits.connect_timeout_s + self.limits.call_timeout_s + 5.0) * 2
+                self._listings = self._thread.run(self._begin(), wait)
+                self._tools = self._table()
+            except TimeoutError as error:
+                self._shut_down()
+                raise ToolError(
+                    "tool servers did not start in time", "nobody answers", "look at the servers"
+                ) from error
+            except BaseException:
+                self._shut_down()
+                raise
+
+    async def _begin(self) -> list[Listing]:
+        self._slots = asyncio.Semaphore(self.limits.concurrency)
+        self._pools = {name: Pool(server, self.limits, self.counts) for name, server in self.servers.items()}
+        found = await asyncio.gather(
+            *(
+                begin(pool, self._given_pins.get(name), self.limits.call_timeout_s)
+                for name, pool in self._pools.items()
+            ),
+            return_exceptions=True,
+        )
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        for pool in self._pools.values():
+            pool.prepare()
+        return [each for each in found if isinstance(each, Listing)]
+
+    def _table(self) -> dict[str, Tool]:
+        return {
+            name: Tool(
+                spec, listing.server, offer.name, checker(name, offer.schema),
+                offer.name in self.servers[listing.server].idempotent,
+            )
+            for name, (listing, offer, spec) in specs_of(self._listings).items()
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """End every server, process and thread. May be called twice."""
+        with self._lock:
+            self._closed = True
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        if self._thread is None:
+            return
+        try:
+            self._thread.run(self._end_pools(), 6 * self.limits.shutdown_s + 30.0)
+        except (TimeoutError, RuntimeError):
+            self.counts.add("not_closed_in_time")
+        self._thread.close()
+        self._thread = None
+
+    async def _end_pools(self) -> None:
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()), return_exceptions=True)
+
+    # -- what a run asks ------------------------------------------------------------------------
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        """Every tool, fixed for the whole run."""
+        self.start()
+        return [tool.spec for tool in self._tools.values()]
+
+    @property
+    def pins(self) -> dict[str, str]:
+        """Server name -> SHA-256 over its tools: write it down, and give it to the next run."""
+        self.start()
+        return {listing.server: listing.pin for listing in self._listings}
+
+    def open(self, task: Task, rollout: str, seed: int) -> MCPToolbox:
+        """Tools for one rollout; its servers are started when it first calls them."""
+        self.start()
+        if self._refused is not None:
+            raise self._refused
+        if self._closed:
+            raise _closed()
+        return MCPToolbox(self, rollout)
+
+    def tool(self, name: str) -> Tool | None:
+        """The tool of this name, if the run has one."""
+        return self._tools.get(name)
+
+    @property
+    def names(self) -> list[str]:
+        """Every tool's name."""
+        return list(self._tools)
+
+    # -- calls ------------------------------------------------------------------------------------
+    def ask(self, box: MCPToolbox, tool: Tool, arguments: Mapping[str, Any], deadline_s: float) -> ToolAnswer:
+        """One call, from any thread, over before the deadline and one second more."""
+        if self._refused is not None:
+            raise self._refused
+        first = box.connection(tool) is None  # its server may have to be started first
+        longest = self.limits.call_timeout_s + (self.limits.connect_timeout_s if first else 0.0)
+        budget = max(0.0, min(deadline_s, longest))
+        self.counts.add("calls")
+        thread = self._thread
+        try:
+            if thread is None:
+                raise WireFault(UNAVAILABLE, "was closed")
+            said = thread.run(self._serve(box, tool, arguments, budget), budget + _SLACK_S)
+        except (TimeoutError, RuntimeError) as error:
+            begun = TIMEOUT if box.connection(tool) is not None else OVERLOADED
+            reason = begun if isinstance(error, TimeoutError) else UNAVAILABLE
+            raise self._failed(tool, WireFault(reason, f"did not answer: {error}"), box.connection(tool)) from error
+        except WireFault as fault:
+            raise self._failed(tool, fault, box.connection(tool)) from fault
+        except Refused as refused:
+            return ToolAnswer(readable(str(refused), self.limits.max_result_chars), "error")
+        except ToolFailedError:
+            raise
+        except ToolError as error:
+            self._refused = error  # a changed list of tools: nobody goes on with it
+            raise
+        text = readable(said.text, self.limits.max_result_chars, size=said.size)
+        return ToolAnswer(text, "error" if said.is_error else "ok")
+
+    async def _serve(self, box: MCPToolbox, tool: Tool, arguments: Mapping[str, Any], budget_s: float) -> Said:
+        """Wait for a slot and a connection, call, and ask again if that is allowed; all within the budget."""
+        until = time.monotonic() + budget_s
+        if self._slots is None:
+            raise WireFault(UNAVAILABLE, "was not started")
+        try:
+            async with asyncio.timeout(budget_s if self._slots.locked() else None):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise WireFault(OVERLOADED, f"had to wait: {self.limits.concurrency} calls are under way") from None
+        try:
+            return await self._try(box, tool, arguments, until, self.limits.restarts if tool.idempotent else 0)
+        finally:
+            self._slots.release()
+
+    async def _try(
+        self, box: MCPToolbox, tool: Tool, arguments: Mapping[str, Any], until: float, retries: int
+    ) -> Said:  # fmt: skip
+        pool = self._pools[tool.server]
+        while True:
+            connection: Connection | None = None
+            try:
+                connection = await box.connect(pool, until)
+                patience = min(self.limits.call_timeout_s, until - time.monotonic())
+                said = await connection.call(tool.name, arguments, patience)
+                if connection.stale:  # its tools changed before it answered: this may be another tool's answer
+                    await pool.check_list(connection, until - time.monotonic())
+                return said
+            except WireFault as fault:
+                if connection is not None:
+                    self._put_away(connection, box)
+                repeatable = connection is not None and box.has_no_state(tool, connection)
+                if retries <= 0 or fault.reason == OVERLOADED or time.monotonic() >= until or not repeatable:
+                    raise
+                retries -= 1
+                self.counts.add("retries")
+                self.retries.append(f"{box.rollout}: {tool.spec.name} asked again: {fault.text}")
+                box.forget(tool.server)
+            finally:
+                if connection is not None:
+                    pool.give_back(connection)
+
+    def _put_away(self, connection: Connection, box: MCPToolbox) -> None:
+        """A connection that failed serves nobody any more; a shared one finishes what is under way first."""
+        pool = self._pools[connection.server.name]
+        pool.last_words = connection.tail()
+        if connection.server.isolation == "isolated" and (connection.fault is not None or connection.retired):
+            pool.let_go(connection)
+
+    def _failed(self, tool: Tool, fault: WireFault, connection: Connection | None) -> ToolFailedError:
+        self.counts.add(fault.reason)
+        pool = self._pools.get(tool.server)
+        tail = (connection.tail() if connection is not None else "") or (pool.last_words if pool else "")
+        self._log(tool.server, f"{tool.spec.name}: {fault.reason}: {fault.text}\n{tail}\n")
+        return ToolFailedError(
+            f"tool server {tool.server} {fault.text}" + indented(tail),
+            f"it failed under a call of {tool.spec.name}; that says nothing about the rollout, which has no verdict",
+            _FIXES.get(fault.reason, "look at the server"),
+            fault.reason,
+        )
+
+    def _log(self, server: str, text: str) -> None:
+        """Keep a server's last words, a megabyte at most; a full disk does not fail a rollout."""
+        if self.log_dir is None:
+            return
+        try:
+            self.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path = self.log_dir / f"{server}.log"
+            if not path.exists() or path.stat().st_size < _LOG_BYTES:
+                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as file:
+                    file.write(text)
+        except OSError:
+            self.counts.add("log_not_written")
+
+    def release(self, connections: Sequence[Connection]) -> None:
+        """Let go of a rollout's own connections, without waiting."""
+        thread = self._thread
+        if thread is not None and connections:
+            thread.post(self._release(connections))
+
+    async def _release(self, connections: Sequence[Connection]) -> None:
+        for connection in connections:
+            pool = self._pools.get(connection.server.name)
+            if pool is not None:
+                pool.let_go(connection)
+
+
+_FIXES = {
+    TIMEOUT: "see whether the server hangs; or raise the limit on a call's seconds",
+    CRASHED: "look at the last lines it wrote, above, and run its command by hand",
+    OVERLOADED: "lower the number of rollouts at a time, or raise concurrency or the server's connections",
+}
+
+
+def _closed() -> ToolError:
+    return ToolError("the toolkit was closed", "its servers are gone", "make a new one")
+
+
+def check_servers(servers: Sequence[Server], limits: Limits | None = None) -> list[ServerStatus]:
+    """Whether each server answers: one status each, in order; nothing is left running."""
+    return [_status(server, limits) for server in servers]
+
+
+def _status(server: Server, limits: Limits | None) -> ServerStatus:
+    toolkit = MCPToolkit([server], limits)
+    try:
+        toolkit.start()
+        return ServerStatus(server.name, True, tuple(toolkit.names), toolkit.pins[server.name])
+    except ToolError as error:
+        return ServerStatus(server.name, False, problem=str(error))
+    finally:
+        toolkit.close()

@@ -1,0 +1,218 @@
+"""Values between tests and code: plain data arrives as it was, nothing else is believed."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import decimal
+import fractions
+import json
+import math
+import socket
+import struct
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from surefoot.envs.code_codec import Codec, NotPlainError
+from surefoot.envs.code_wire import Caller, CodeGoneError, CodeRaisedError, Remote
+from surefoot.envs.code_worker import Worker
+
+SIMPLE = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.complex_numbers(allow_nan=False)
+)
+HASHABLE = st.recursive(SIMPLE, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=5)
+PLAIN = st.recursive(
+    HASHABLE,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.sets(HASHABLE, max_size=3) | st.dictionaries(HASHABLE, inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def refuse(value: Any) -> Any:
+    raise NotPlainError(str(value))
+
+
+@settings(max_examples=60, deadline=None)
+@given(PLAIN)
+def test_plain_data_arrives_as_it_was_with_its_types(value: Any) -> None:
+    codec = Codec(refuse, refuse)
+    back = codec.unpack(json.loads(json.dumps(codec.pack(value))))
+    assert (repr(back), type(back)) == (repr(value), type(value)) or back == value
+
+
+def test_numbers_that_json_cannot_say_arrive_too() -> None:
+    codec = Codec(refuse, refuse)
+    for value in (10**5000, -(2**70), math.inf, -0.0, True):
+        back = codec.unpack(json.loads(json.dumps(codec.pack(value))))
+        assert type(back) is type(value)
+        assert str(back)[:1] == str(value)[:1] if isinstance(value, float) else back == value
+    assert math.isnan(codec.unpack(codec.pack(math.nan)))
+
+
+def test_a_few_types_of_the_standard_library_are_plain_too() -> None:
+    codec, day = Codec(refuse, refuse), datetime.datetime(2024, 2, 29, 23, 59, 59, 7, tzinfo=datetime.UTC)
+    values = [
+        range(3, 9, 2), collections.deque([1, (2,)]), fractions.Fraction(-3, 4), decimal.Decimal("1E+5"), day, day.date(),
+        datetime.timedelta(days=-1, microseconds=5), collections.Counter("aab"), collections.OrderedDict(a=1),
+    ]  # fmt: skip
+    for value in values:
+        assert codec.unpack(json.loads(json.dumps(codec.pack(value)))) == value
+
+
+def test_a_subclass_travels_as_what_it_is_built_on() -> None:
+    class Yes(int):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = int.__hash__
+
+    codec = Codec(refuse, refuse)
+    assert type(codec.unpack(codec.pack(Yes(3)))) is int
+
+
+def test_data_that_contains_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(NotPlainError):
+        Codec(refuse, refuse).pack(loop)
+
+
+CODE = """
+class Box:
+    def __init__(self, value): self.value = value
+    def __eq__(self, other): return True
+    def __len__(self): return 3
+    def __getitem__(self, key): return key * 2
+    def __contains__(self, key): return key == 1
+    def grow(self, by=1): self.value += by; return self.value
+WIDTH = 4
+def echo(*words, **more): return [words, more]
+def sort(rows, seen): rows.sort(); seen['n'] = len(rows)
+def apply(function, value): return function(value)
+def fail(name): raise getattr(__builtins__, name, None)('why') if name != 'Own' else Own('why')
+class Own(Exception): pass
+def count(n): yield from range(n)
+"""
+
+
+@pytest.fixture
+def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[Caller]:
+    """The code's end in a thread of this process."""
+    module = types.ModuleType("solution")
+    exec(CODE, module.__dict__)
+    module.__dict__["__builtins__"] = __import__("builtins")
+    monkeypatch.setitem(sys.modules, "solution", module)
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=Worker(theirs).serve)
+    thread.start()
+    yield Caller(ours)
+    ours.close()
+    thread.join()
+    theirs.close()
+
+
+def remote(caller: Caller, name: str) -> Any:
+    return Remote(caller, {"name": name})
+
+
+def test_calls_attributes_and_changed_arguments_arrive(code: Caller) -> None:
+    assert remote(code, "echo")(1, (2,), key={3}) == [(1, (2,)), {"key": {3}}]
+    assert remote(code, "WIDTH") == 4.0
+    assert remote(code, "WIDTH") + 1 == 5
+    assert 10 - remote(code, "WIDTH") == 6
+    rows, seen = [3, 1, 2], {"old": 1}
+    remote(code, "sort")(rows, seen)
+    assert (rows, seen) == ([1, 2, 3], {"old": 1, "n": 3})
+    assert list(remote(code, "count")(3)) == [0, 1, 2]
+
+
+def test_objects_stay_with_the_code_and_are_used_from_afar(code: Caller) -> None:
+    box = remote(code, "Box")(5)
+    assert isinstance(box, Remote)
+    assert (box.grow(), box.grow(by=4), box.value) == (6, 10, 10)
+    assert (len(box), box[4], 1 in box, 2 in box, bool(box)) == (3, 8, True, False, True)
+    assert remote(code, "echo")(box)[0][0].value == 10
+
+
+def test_an_object_that_equals_everything_is_not_asked(code: Caller) -> None:
+    box = remote(code, "Box")(5)
+    for compare in (lambda: box == 5, lambda: box != 5, lambda: box == box, lambda: box < 3):
+        with pytest.raises(NotPlainError):
+            compare()
+
+
+def test_a_function_of_the_tests_can_be_called_by_the_code(code: Caller) -> None:
+    assert remote(code, "apply")(lambda value: value + 1, 4) == 5
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        remote(code, "apply")(lambda value: 1 / 0, 4)
+
+
+def test_what_the_code_raises_is_raised_here(code: Caller) -> None:
+    for name in ("ValueError", "KeyError", "TypeError", "IndexError", "StopIteration", "AttributeError"):
+        with pytest.raises(getattr(__import__("builtins"), name)):
+            remote(code, "fail")(name)
+    with pytest.raises(CodeRaisedError, match="Own: why"):
+        remote(code, "fail")("Own")
+    with pytest.raises(CodeRaisedError, match="SystemExit"):
+        remote(code, "fail")("SystemExit")
+    with pytest.raises(NameError, match="no_such_name"):
+        remote(code, "no_such_name")(1)
+
+
+@contextlib.contextmanager
+def lying(reply: bytes) -> Iterator[Caller]:
+    """The end of somebody who answers before any question, and then says no more."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        threading.Thread(target=_say, args=(theirs, reply)).start()
+        yield Caller(ours)
+
+
+def _say(link: socket.socket, reply: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody has to listen to the end
+        link.sendall(reply)
+        link.shutdown(socket.SHUT_WR)
+
+
+def framed(data: bytes) -> bytes:
+    return struct.pack("!I", len(data)) + data
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"", b"\0\0", framed(b"nonsense"), framed(b"[]"), framed(b"[" * 100_000), struct.pack("!I", 2**31),
+        framed(b'{"nonce": "wrong", "value": 1, "changed": {"l": []}}'), framed(b'{"value": 1}'),
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_none_is_refused(reply: bytes) -> None:
+    with lying(reply) as caller, pytest.raises(CodeGoneError):
+        remote(caller, "f")(1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['{"i": 5}', '{"i": "x"}', '{"zz": 1}', "{}", '{"s": [{"l": []}]}', '{"d": [1]}', '{"o": "x"}', '5', '{"c": []}', '{"f": null}',
+     '{"m": ["fractions.Fraction", {"l": ["1e99999999"]}]}', '{"m": ["os.system", {"l": ["x"]}]}', '{"m": []}'],
+)  # fmt: skip
+def test_a_value_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surefoot.envs.code_wire.os.urandom", lambda size: b"known")
+    reply = framed(f'{{"nonce": "6b6e6f776e", "value": {value}, "changed": {{"l": [null]}}}}'.encode())
+    with lying(reply) as caller, pytest.raises(CodeGoneError):
+        remote(caller, "f")(1)

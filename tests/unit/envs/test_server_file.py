@@ -1,0 +1,79 @@
+"""The file of tool servers: read strictly, every problem at once, nothing of our environment by accident."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surefoot.envs.server_file import read_servers
+from surefoot.errors import ToolError
+
+
+def written(tmp_path: Path, table: Any) -> Path:
+    path = tmp_path / "mcp.json"
+    path.write_text(table if isinstance(table, str) else json.dumps(table))
+    return path
+
+
+def test_a_server_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOCK_ZONE", "UTC")
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    servers, pins = read_servers(written(tmp_path, {"mcpServers": {
+        "clock": {
+            "command": "python", "args": ["{here}/clock.py"], "isolation": "shared", "connections": 3, "sha256": "ab",
+            "env": {"A": "b"}, "pass_env": ["CLOCK_ZONE"], "tools": ["now"], "idempotent": ["now"],
+            "probe": {"tool": "now", "arguments": {"zone": "UTC"}},
+        },
+        "far": {"url": "http://127.0.0.1:1/mcp", "token_env": "SECRET_TOKEN"},
+    }}))  # fmt: skip
+    clock, far = servers
+    assert clock.command == (sys.executable, f"{tmp_path}/clock.py")
+    assert (clock.env, clock.tools, clock.probe) == (
+        {"A": "b", "CLOCK_ZONE": "UTC"},
+        ("now",),
+        ("now", {"zone": "UTC"}),
+    )
+    assert (clock.connections, clock.isolation, far.isolation) == (3, "shared", "isolated")
+    assert (far.url, far.token_env, pins) == ("http://127.0.0.1:1/mcp", "SECRET_TOKEN", {"clock": "ab"})
+    assert "SECRET_TOKEN" not in clock.environment(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("{", "not JSON"),
+        ([], "not of the form"),
+        ({"servers": {}}, "not of the form"),
+        ({"mcpServers": {}}, "names no server"),
+        ({"mcpServers": {"a": []}}, "a: not an object"),
+        ({"mcpServers": {"a": {"comand": "x"}}}, "did you mean command"),
+        ({"mcpServers": {"a": {"command": ["x"]}}}, "command is a list"),
+        ({"mcpServers": {"a": {"command": "x", "args": [1]}}}, "args holds something"),
+        ({"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}, "env holds something"),
+        ({"mcpServers": {"a": {"command": "x", "connections": True}}}, "connections is a bool"),
+        ({"mcpServers": {"a": {"command": "x", "probe": {"tool": "t"}}}}, "probe is"),
+        ({"mcpServers": {"a": {"command": "x", "pass_env": ["NOT_SET_ANYWHERE"]}}}, "NOT_SET_ANYWHERE"),
+        ({"mcpServers": {"a": {"command": "x", "url": "http://x"}}}, "exactly one of"),
+        ({"mcpServers": {"a b": {"command": "x"}}}, "letters, digits"),
+        ('{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "more than once"),
+    ],
+)
+def test_a_file_that_is_not_clear_is_refused(tmp_path: Path, table: Any, said: str) -> None:
+    with pytest.raises(ToolError, match=said):
+        read_servers(written(tmp_path, table))
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match="2 problem") as refused:
+        read_servers(written(tmp_path, {"mcpServers": {"a": {"comand": "x"}, "b": {"command": 3}}}))
+    assert "a: unknown key" in str(refused.value)
+    assert "b: command is" in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match="cannot be read"):
+        read_servers(tmp_path / "none.json")

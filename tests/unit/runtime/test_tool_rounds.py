@@ -1,0 +1,311 @@
+"""Turns with tools: history only grows, tools' words are never trained on, a failure stays where it happened."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tool_kit import SAMPLING, TASK, Box, Graders, Kit, call, codec, play, tokenizer
+
+from surefoot.envs.tools import ToolLimits
+from surefoot.errors import EngineError, InvariantError, ToolError, ToolFailedError
+from surefoot.guards.invariants import check_groups, check_samples
+from surefoot.policy.chat import structural_ids
+from surefoot.policy.samples import to_sample, weigh
+from surefoot.protocols import Request, ToolAnswer
+from surefoot.records import Group, Rollout
+from surefoot.runtime import tool_rounds
+from surefoot.store.group_records import group_record, read_group
+
+
+def one_call(request: Request, context: str) -> str:
+    return "42" if "<|tool|>" in context else call(x="6*7")
+
+
+def calculator(rollout: str) -> Box:
+    return Box(lambda name, arguments: "42")
+
+
+def rollouts_of(played: list) -> list[Rollout]:  # type: ignore[type-arg]
+    return [rollout for each in played for rollout in each.group.rollouts]
+
+
+def test_a_rollout_calls_reads_and_answers() -> None:
+    kit = Kit(calculator)
+    for rollout in rollouts_of(play(one_call, kit)):
+        first, second = rollout.turns
+        assert [(c.name, c.arguments, c.answer, c.outcome) for c in first.calls] == [
+            ("tool", '{"x": "6*7"}', "42", "ok")
+        ]
+        assert second.prompt_ids[: len(first.prompt_ids) + len(first.completion_ids)] == (
+            *first.prompt_ids, *first.completion_ids,
+        )  # fmt: skip
+        between = second.prompt_ids[len(first.prompt_ids) + len(first.completion_ids) :]
+        assert tokenizer().decode(between) == "<|tool|>42<|end|><|assistant|>"
+        assert (rollout.ended, rollout.reward, second.text) == ("answered", 1.0, "42")
+    assert sorted(kit.boxes) == ["train/1/0/0", "train/1/0/1"]
+    assert all(box.closed == 1 for box in kit.boxes.values())
+    assert len(set(kit.seeds.values())) == 1, "siblings live in equal worlds"
+
+
+def test_the_first_turn_draws_from_the_stream_of_a_rollout_without_tools() -> None:
+    from surefoot.runtime.seeds import derive_seed
+
+    seen: list[Request] = []
+
+    def says(request: Request, context: str) -> str:
+        seen.append(request)
+        return one_call(request, context)
+
+    play(says, Kit(calculator))
+    assert seen[0].seed == derive_seed(0, "train", 1, "t", 0)
+    assert len({request.seed for request in seen}) == 4, "every turn of every sibling has a stream of its own"
+
+
+# -- masks ----------------------------------------------------------------------------
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=60)
+SPECIAL = [
+    "<|end|>",
+    "<|assistant|>",
+    "<|user|>",
+    "<<|end|>|end|>",
+    "<|pad|>",
+    "<|en",
+    "d|>",
+    "\x00",
+    "\u202e",
+    "</tool_call>",
+]
+HOSTILE = st.lists(st.one_of(TEXTS, st.sampled_from(SPECIAL)), max_size=5).map("".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(answers=st.lists(HOSTILE, min_size=1, max_size=6), at_once=st.integers(1, 3), limit=st.integers(3, 50))
+def test_masks_are_zero_on_every_tool_token_and_no_structure_comes_from_a_tool(
+    answers: list[str], at_once: int, limit: int
+) -> None:
+    left = iter(answers * 12)
+
+    def says(request: Request, context: str) -> str:
+        return call() * at_once if context.count("<|tool|>") < at_once * 2 else "done"
+
+    (played,) = play(says, Kit(lambda rollout: Box(lambda *_: next(left))), reply_tokens=limit)
+    known = codec()
+    check_groups([played.group], vocab_size=known.vocab_size, stop_ids=known.stop_ids)
+    samples = weigh([played.group], scale="group")
+    check_samples(samples, [played.group])
+    structure = structural_ids(tokenizer())
+    for rollout in played.group.rollouts:
+        sample = to_sample(rollout, played.group)
+        own = [t for turn in rollout.turns for t in turn.completion_ids]
+        assert [t for t, mine in zip(sample.completion_ids, sample.sampled, strict=True) if mine] == own
+        assert sum(sample.sampled) == len(own) < len(sample.completion_ids)
+        foreign = [t for t, mine in zip(sample.completion_ids, sample.sampled, strict=True) if not mine]
+        frame = [*tokenizer()("<|tool|><|end|>").input_ids * at_once, *tokenizer()("<|assistant|>").input_ids] * 2
+        assert sorted(t for t in foreign if t in structure) == sorted(frame), "a tool's text became structure"
+        assert len(foreign) <= 2 * (at_once * (limit + 2) + 1)
+        assert rollout.rerendered_tokens == 0
+
+
+def test_planted_tool_tokens_in_the_mask_are_caught() -> None:
+    (played,) = play(one_call, Kit(calculator))
+    (sample, *_) = weigh([played.group], scale="group")
+    trained = dataclasses.replace(sample, sampled=(True,) * len(sample.sampled))
+    with pytest.raises(InvariantError, match="would train"):
+        check_samples([trained, *weigh([played.group], scale="group")[1:]], [played.group])
+
+
+def test_planted_rewritten_history_is_caught_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = tool_rounds.ToolRounds._answer
+
+    def rewrite(self, attempt):  # type: ignore[no-untyped-def]
+        honest(self, attempt)
+        attempt.prompt_ids = (attempt.prompt_ids[0] + 1, *attempt.prompt_ids[1:])
+
+    monkeypatch.setattr(tool_rounds.ToolRounds, "_answer", rewrite)
+    (played,) = play(one_call, Kit(calculator))
+    known = codec()
+    assert [rollout.rerendered_tokens for rollout in played.group.rollouts] == [1, 1]
+    with pytest.raises(InvariantError, match="rewrote its history"):
+        check_groups([played.group], vocab_size=known.vocab_size, stop_ids=known.stop_ids)
+
+
+# -- what ends a rollout ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "says", "ended", "turns"),
+    [
+        (ToolLimits(max_turns=3), lambda r, c: call(), "max_turns", 3),
+        (ToolLimits(max_turns=9, max_calls=4), lambda r, c: call() * 2, "max_calls", 3),
+        (ToolLimits(max_turns=3), lambda r, c: "no", "answered", 1),
+        (ToolLimits(max_turns=3), lambda r, c: "so the answer is so " * 100 + call(), "repetition", 1),
+        (ToolLimits(max_turns=3), lambda r, c: "x" * 300, "length", 1),
+    ],
+)
+def test_every_budget_ends_a_rollout_by_name(limits: ToolLimits, says, ended: str, turns: int) -> None:  # type: ignore[no-untyped-def]
+    sampling = dataclasses.replace(SAMPLING, max_completion_length=2400 if ended == "repetition" else 250)
+    kit = Kit(calculator)
+    for rollout in rollouts_of(play(says, kit, limits=limits, sampling=sampling)):
+        assert (rollout.ended, len(rollout.turns), rollout.failure) == (ended, turns, None)
+        assert rollout.reward == 1.0, "it is graded for what it did"
+        if ended.startswith("max"):
+            assert {c.outcome for c in rollout.turns[-1].calls} == {"refused"}
+    asked = {len(box.asked) for box in kit.boxes.values()}
+    assert asked == {{"max_turns": 2, "max_calls": 4}.get(ended, 0)}
+
+
+def test_a_full_context_ends_a_rollout_with_the_turns_it_has() -> None:
+    sampling = dataclasses.replace(SAMPLING, max_width=160)
+    for rollout in rollouts_of(
+        play(one_call, Kit(lambda r: Box(lambda *_: "7" * 90)), sampling=sampling, reply_tokens=90)
+    ):
+        assert (rollout.ended, len(rollout.turns)) == ("context", 1)
+
+
+# -- what is answered, and what fails ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (call("toll"), "there is no tool 'toll'; there is tool"),
+        ("<tool_call>{}</tool_call>", "keys []"),
+        ("<tool_call>nonsense</tool_call>", "not JSON"),
+        ('<tool_call>{"name": "tool", "arguments": {}}', "not closed"),
+        ('<tool_call>{"name": "tool", "arguments": [1]}</tool_call>', "arguments are a list"),
+        ('<tool_call>{"name": "tool", "name": "x", "arguments": {}}</tool_call>', "more than once"),
+        ("<tool_call>" + "[" * 70 + "</tool_call>", "nested"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_answered_and_counted(said: str, told: str) -> None:
+    kit = Kit(calculator)
+    sampling = dataclasses.replace(SAMPLING, max_completion_length=2500, max_width=9000)
+    limits = ToolLimits(max_turns=3)
+    played = play(
+        lambda r, c: "ok" if "<|tool|>" in c else said, kit, limits=limits, sampling=sampling, reply_tokens=200
+    )
+    for rollout in rollouts_of(played):
+        (refused,) = rollout.turns[0].calls
+        assert told in refused.answer
+        assert (refused.outcome, rollout.ended, len(rollout.turns)) == ("refused", "answered", 2)
+    assert all(box.asked == [] for box in kit.boxes.values())
+
+
+def test_a_thought_is_no_call() -> None:
+    kit = Kit(calculator)
+    for rollout in rollouts_of(play(lambda r, c: f"<think>{call()}</think>42", kit)):
+        assert (rollout.ended, rollout.turns[0].calls) == ("answered", ())
+
+
+def fails_for(index: str, reason: str = "tool_crashed") -> Kit:
+    def make(rollout: str) -> Box:
+        def answer(name: str, arguments: object) -> str:
+            if rollout.endswith(index):
+                raise ToolFailedError("the server is gone", "it crashed", "restart it", reason)
+            return "42"
+
+        return Box(answer)
+
+    return Kit(make)
+
+
+def test_a_failed_tool_costs_its_own_rollout_under_one_reason_and_no_other() -> None:
+    kit = fails_for("/1")
+    good, lost = rollouts_of(play(one_call, kit))
+    assert (good.reward, good.failure, len(good.turns)) == (1.0, None, 2)
+    assert (lost.reward, lost.failure) == (None, "tool_crashed")
+    assert len(lost.turns) == 1, "what it had said stays on record"
+    assert all(box.closed == 1 for box in kit.boxes.values())
+
+
+def test_a_world_that_does_not_open_is_asked_for_again_and_then_given_up() -> None:
+    tries: dict[str, int] = {}
+
+    def make(rollout: str) -> Box:
+        tries[rollout] = tries.get(rollout, 0) + 1
+        if tries[rollout] < (3 if rollout.endswith("/0") else 99):
+            raise ToolFailedError("no server", "none started", "wait", "tool_unavailable")
+        return calculator(rollout)
+
+    good, lost = rollouts_of(play(one_call, Kit(make)))
+    assert (good.reward, tries["train/1/0/0"]) == (1.0, 3)
+    assert (lost.failure, lost.turns, tries["train/1/0/1"]) == ("tool_unavailable", (), 3)
+
+
+def test_an_engine_that_fails_is_nobodys_words_and_tools_are_let_go() -> None:
+    kit = Kit(calculator)
+
+    def says(request: Request, context: str) -> str:
+        if "<|tool|>" in context:
+            raise EngineError("the engine died", "no answer", "look at its log")
+        return call()
+
+    with pytest.raises(EngineError, match="died"):
+        play(says, kit)
+    assert all(box.closed == 1 for box in kit.boxes.values())
+
+
+def test_a_changed_tool_list_stops_everything() -> None:
+    def make(rollout: str) -> Box:
+        def answer(name: str, arguments: object) -> str:
+            raise ToolError("clock offers other tools", "they were pinned", "pin again")
+
+        return Box(answer)
+
+    kit = Kit(make)
+    with pytest.raises(ToolError, match="other tools"):
+        play(one_call, kit)
+    assert all(box.closed == 1 for box in kit.boxes.values())
+
+
+# -- worlds of their own ----------------------------------------------------------------
+
+
+def test_what_the_world_shows_is_in_the_prompt_and_its_reward_counts() -> None:
+    kit = Kit(lambda rollout: Box(lambda *_: "42", opening=" Hint: 40 and 2.", own=0.5))
+    for rollout in rollouts_of(play(one_call, kit)):
+        assert "6*7= Hint: 40 and 2." in tokenizer().decode(rollout.turns[0].prompt_ids)
+        assert (rollout.reward, rollout.reward_parts) == (1.5, {"rule": 1.0, "environment": 0.5})
+
+
+def test_siblings_that_see_different_worlds_are_refused() -> None:
+    with pytest.raises(ToolError, match="different openings"):
+        play(one_call, Kit(lambda rollout: Box(lambda *_: "42", opening=rollout)))
+
+
+@pytest.mark.parametrize("own", [float("nan"), float("inf")])
+def test_a_world_whose_reward_is_no_number_gives_no_verdict(own: float) -> None:
+    for rollout in rollouts_of(play(one_call, Kit(lambda rollout: Box(lambda *_: "42", own=own)))):
+        assert (rollout.reward, rollout.failure) == (None, "own_reward_not_finite")
+
+
+def test_the_same_outcome_in_two_and_in_eight_turns_earns_the_same() -> None:
+    def after(turns: int):  # type: ignore[no-untyped-def]
+        return lambda request, context: "42" if context.count("<|tool|>") >= turns - 1 else call()
+
+    right = Graders(lambda rollout: float(rollout.turns[-1].text == "42"))
+    totals = []
+    for turns in (2, 8):
+        kit = Kit(lambda rollout: Box(lambda *_: "42", own=0.25))
+        (rollout, *_) = rollouts_of(play(after(turns), kit, limits=ToolLimits(max_turns=8), graders=right))
+        assert len(rollout.turns) == turns
+        totals.append(rollout.reward)
+    assert totals[0] == totals[1] == 1.25
+
+
+def test_a_group_with_tools_survives_the_journal() -> None:
+    kit = fails_for("/1")
+    (played,) = play(one_call, kit)
+    group: Group = played.group
+    assert read_group(group_record(group), {"t": TASK}) == group
+
+
+def test_errors_of_a_tool_are_shown_to_the_model() -> None:
+    kit = Kit(lambda rollout: Box(lambda *_: ToolAnswer("no such file", "error")))
+    for rollout in rollouts_of(play(one_call, kit)):
+        assert rollout.turns[0].calls[0].outcome == "error"
+        assert "no such file" in tokenizer().decode(rollout.turns[1].prompt_ids)

@@ -1,0 +1,98 @@
+"""What rollouts with tools look like in numbers, to a person, and in the report."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tool_kit import Box, Kit, call, play
+
+from surefoot.assemble.hooks import _lines
+from surefoot.loop_notes import PATIENCE, ToolAlarms
+from surefoot.protocols import Request, ToolAnswer
+from surefoot.tracking.metrics import lookup
+from surefoot.tracking.report_rollouts import rollouts
+from surefoot.tracking.summary import group_metrics
+
+
+def one_in_two(request: Request, context: str) -> str:
+    """Sibling 0 calls twice, one call unknown; sibling 1 answers at once."""
+    if "<|tool|>" in context or request.id.split("/")[3] == "1":
+        return "42"
+    return call(x=1) + call("nobody")
+
+
+def played(answer: Any = "42") -> Any:
+    (one,) = play(one_in_two, Kit(lambda rollout: Box(lambda *_: answer)))
+    return one.group
+
+
+def test_calls_failures_turns_and_ends_are_counted() -> None:
+    group = played()
+    metrics = {k: v for k, v in group_metrics([group]).items() if k.startswith(("tools/", "num_turns/"))}
+    assert metrics == {
+        "num_turns/mean": 1.5, "num_turns/max": 2.0, "tools/call_frequency": 1.0, "tools/called_share": 0.5,
+        "tools/failure_frequency": 0.5, "tools/calls/tool": 0.5, "tools/ended/answered": 1.0,
+        "tools/rerendered_tokens": 0.0, "tools/reply_tokens": pytest.approx(metrics["tools/reply_tokens"]),
+    }  # fmt: skip
+    first, second = group.rollouts[0].turns
+    between = len(second.prompt_ids) - len(first.prompt_ids) - len(first.completion_ids)
+    assert metrics["tools/reply_tokens"] == between / 2
+    assert all(lookup(name) is not None for name in metrics), "a name that the log would refuse"
+
+
+def test_an_error_of_the_tool_counts_as_a_failed_call() -> None:
+    assert group_metrics([played(ToolAnswer("no", "error"))])["tools/failure_frequency"] == 1.0
+
+
+def test_runs_without_tools_have_no_such_numbers() -> None:
+    from surefoot.records import Group, Rollout, Task, Turn
+
+    turn = Turn((1,), (2,), (-0.5,), 0)
+    metrics = group_metrics([Group(Task("t", "?"), "g", (Rollout("t", "g", 0, (turn,), reward=1.0),))])
+    assert not any(name.startswith(("tools/", "num_turns/")) for name in metrics)
+
+
+def test_tools_that_nobody_calls_are_told_once_after_some_patience() -> None:
+    alarms = ToolAlarms()
+    said = [list(alarms.step({"tools/called_share": 0.0})) for _ in range(2 * PATIENCE)]
+    assert [bool(each) for each in said] == [False] * (PATIENCE - 1) + [True] + [False] * PATIENCE
+    assert "no rollout has called a tool" in said[PATIENCE - 1][0][0]
+
+
+def test_one_call_in_a_while_keeps_the_alarm_quiet() -> None:
+    alarms = ToolAlarms()
+    for step in range(4 * PATIENCE):
+        assert not list(alarms.step({"tools/called_share": 0.01 if step % PATIENCE == 0 else 0.0}))
+    assert not list(alarms.step({}))
+
+
+def test_many_failed_calls_are_told_once() -> None:
+    alarms = ToolAlarms()
+    bad = {"tools/called_share": 1.0, "tools/failure_frequency": 0.75}
+    assert [len(list(alarms.step(bad))) for _ in range(3)] == [1, 0, 0]
+    assert not list(ToolAlarms().step(bad | {"tools/failure_frequency": 0.5}))
+
+
+def test_the_report_shows_turns_calls_masks_and_rewards_by_part() -> None:
+    hostile = "<script>alert(1)</script>\x1b[31m"
+    rows = [json.loads(line) for line in _lines([played(hostile)])]
+    page = rollouts([(1, rows)])
+    assert "<script>" not in page
+    for shown in ("turn 1", "turn 2", "tokens, trained", "tokens read, masked", "tool (ok)", "nobody (refused)",
+                  "rollout ended by answered", "2 turns", "&lt;script&gt;"):  # fmt: skip
+        assert shown in page, shown
+
+
+def test_kept_rollouts_tell_what_was_read_and_what_was_said() -> None:
+    group = played()
+    row = json.loads(next(iter(_lines([group]))))
+    first, second = group.rollouts[0].turns
+    assert row["ended"] == "answered"
+    assert [turn["completion_ids"] for turn in row["turns"]] == [
+        list(first.completion_ids),
+        list(second.completion_ids),
+    ]
+    assert row["turns"][1]["read_ids"] == list(second.prompt_ids[len(first.prompt_ids) + len(first.completion_ids) :])
+    assert [c["outcome"] for c in row["turns"][0]["calls"]] == ["ok", "refused"]
