@@ -51,7 +51,15 @@ QUICK = {
     "mcp_calls": ["--quick"],
     "sandbox": ["--pairs", "9", "--allow-dirty"],
     "streaming": [
-        "--sizes", "1000,10000", "--repeats", "1", "--pairs", "3", "--peers", "iterable", "--allow-dirty",
+        "--sizes",
+        "1000,10000",
+        "--repeats",
+        "1",
+        "--pairs",
+        "3",
+        "--peers",
+        "iterable",
+        "--allow-dirty",
     ],
     "learning": ["--seeds", "0", "max_steps=2"],
 }

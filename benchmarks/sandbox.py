@@ -21,9 +21,9 @@ from method import Journal, Pair, Sample, alternate, dirt, usable
 from plugin_startup import interval
 from report import Row, common_arguments, publish
 
-from surefoot.envs import sandbox_kernel, sandbox_views
-from surefoot.envs.code_tests import grade_code
 from surefoot.envs.sandbox import Sandbox, available
+from surefoot.envs.sandboxes import sandbox_kernel, sandbox_views
+from surefoot.envs.sandboxes.code_tests import grade_code
 
 LIMIT_S, ENOUGH = 0.015, 9
 BALLAST = 2**30
@@ -57,7 +57,7 @@ def plain(argv: Sequence[str]) -> tuple[int | None, str]:
 def kernel_alone(times: int = 20) -> float:
     """Seconds of a clone into the namespaces, from a small process of its own, without anything inside."""
     program = (
-        "import os, sys, time\nfrom surefoot.envs import sandbox_kernel as k\nfound = []\n"
+        "import os, sys, time\nfrom surefoot.envs.sandboxes import sandbox_kernel as k\nfound = []\n"
         f"for _ in range({times}):\n"
         "    started = time.perf_counter()\n    pid = k.clone(sum(k.NEW_NAMESPACES.values()) | k.NEW_CGROUP)\n"
         "    if pid == 0:\n        os._exit(0)\n    os.waitpid(pid, 0)\n"

@@ -13,7 +13,7 @@ from sides import Gate
 
 from surefoot.assemble.inputs import read_inputs
 from surefoot.config import Config
-from surefoot.envs.reward_pool import RewardPool
+from surefoot.envs.rewards.reward_pool import RewardPool
 
 if TYPE_CHECKING:
     from surefoot.assemble.build import Parts

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2] / "src"))  # a checkout works without being installed
 
 from surefoot.envs.mcp_client import Limits, Server, ServerStatus, check_servers
-from surefoot.envs.server_file import read_servers
+from surefoot.envs.servers.server_file import read_servers
 from surefoot.errors import ConfigError, SurefootError
 
 TABLE = Path(__file__).parent / "servers.json"

@@ -326,7 +326,7 @@ class Codec(Protocol):
     def encode_prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[str] | None = None
     ) -> tuple[int, ...]:
-        """Chat messages, with the assistant header, as token ids; `tools` names those that are shown, None means all."""
+        """Chat messages, with the assistant header, as token ids; `tools` names those that are shown, None all."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens."""

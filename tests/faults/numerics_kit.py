@@ -23,7 +23,7 @@ import torch
 from checkpoint_kit import make_net
 from torch import Tensor
 
-from surefoot.envs.marks import Mark, judge
+from surefoot.envs.rewards.marks import Mark, judge
 from surefoot.envs.single_turn import SingleTurnEnvironment
 from surefoot.errors import InvariantError
 from surefoot.guards import invariants

@@ -33,8 +33,9 @@ from server_kinds import (
     rss_mib,
 )
 
-from surefoot.envs import mcp_client, mcp_lines, mcp_pool, server_keeper
+from surefoot.envs import mcp_client
 from surefoot.envs.mcp_client import Limits, MCPToolkit, Server, check_servers
+from surefoot.envs.servers import mcp_lines, mcp_pool, server_keeper
 from surefoot.errors import ToolError, ToolFailedError
 
 pytestmark = [

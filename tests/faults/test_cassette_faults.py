@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from command import ROOT, Ran, surefoot
 
-from surefoot.envs.cassette import CassetteToolkit
+from surefoot.envs.sources.cassette import CassetteToolkit
 from surefoot.protocols import ToolAnswer
 from surefoot.records import Task
 
@@ -107,7 +107,7 @@ def test_a_recorded_run_that_was_killed_and_resumed_is_replayed_as_one(tmp_path:
 WRITER = """
 import sys
 from pathlib import Path
-from surefoot.envs.cassette import CassetteToolkit
+from surefoot.envs.sources.cassette import CassetteToolkit
 from surefoot.protocols import ToolAnswer, ToolSpec
 from surefoot.errors import SurefootError
 from surefoot.records import Task

@@ -131,7 +131,7 @@ time.time_ns = lambda: real_ns() + int(jump() * 10**9)
 datetime.datetime = Jumping
 
 if os.environ.get("PLANTED"):  # a deadline that somebody measured on the wall
-    import surefoot.envs.reward_pool as pool
+    import surefoot.envs.rewards.reward_pool as pool
     pool.time = SimpleNamespace(monotonic=lambda: steady() + next(offsets), sleep=time.sleep)
 
 from surefoot.cli import main

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from surefoot.envs.code_tests import CodeVerdict, grade_code
 from surefoot.envs.sandbox import Limits, Sandbox, available
+from surefoot.envs.sandboxes.code_tests import CodeVerdict, grade_code
 
 pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 
@@ -66,7 +66,7 @@ for name in ('eq', 'ne', 'lt', 'le', 'gt', 'ge', 'sub'):
 def area(width, height): return None
 """,
     "patches its own end of the pipe": """
-import json, surefoot.envs.code_wire as wire, __main__
+import json, surefoot.envs.sandboxes.code_wire as wire, __main__
 json.dumps = wire.json.dumps = lambda *words, **more: '{"nonce": "x", "value": true, "changed": {"l": []}}'
 wire.send = lambda *words: None
 __main__.send = lambda link, message: wire.socket.socket.sendall(link, b'\\0\\0\\0\\2{}')

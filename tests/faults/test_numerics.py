@@ -20,7 +20,7 @@ from command import surefoot
 from figures import note
 from numerics_kit import KINDS, World, inject
 
-from surefoot.envs import marks
+from surefoot.envs.rewards import marks
 from surefoot.errors import SurefootError
 from surefoot.policy import learner as learner_module
 from surefoot.policy.samples import Sorted

@@ -27,7 +27,7 @@ import pytest
 from surefoot.data.heldout import split_heldout
 from surefoot.data.sums import sums_tasks
 from surefoot.envs.grading import exact_answer
-from surefoot.envs.reward_pool import RewardJob, RewardPool
+from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
 from surefoot.guards import GuardStatus, HeldOutGuard
 from surefoot.guards.noise import proportion_se
 from surefoot.records import Task

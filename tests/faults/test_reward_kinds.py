@@ -16,8 +16,8 @@ import pytest
 from reward_kinds import FINE, KINDS, REFUSED, Case, WatchedPool
 from reward_kit import nothing_is_left  # noqa: F401 - the fixture works by being here
 
-from surefoot.envs import reward_nursery
-from surefoot.envs.reward_pool import RewardPool
+from surefoot.envs.rewards import reward_nursery
+from surefoot.envs.rewards.reward_pool import RewardPool
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for leaked processes in /proc")
 PROMISE_S = 1.0

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from reward_kit import AMPLE_S, GOOD, children_of, guilty, is_running, job, nothing_is_left, pool_of, wait_until_gone  # noqa: F401 - the fixture works by being here
 
-from surefoot.envs import reward_nursery
-from surefoot.envs.marks import Mark
-from surefoot.envs.memory_cap import MIB, OwnMemory, excess_mb, resident_bytes
+from surefoot.envs.rewards import reward_nursery
+from surefoot.envs.rewards.marks import Mark
+from surefoot.envs.rewards.memory_cap import MIB, OwnMemory, excess_mb, resident_bytes
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the cap needs Linux's /proc")
 CAP, HOARD = 128, 384
@@ -98,7 +98,7 @@ def test_a_large_driver_hides_no_hog(monkeypatch: pytest.MonkeyPatch) -> None:
     ballast = bytearray(b"x") * (2 * HOARD * MIB)
     marks, _ = outcome(in_a_child)
     assert marks[1] == Mark(None, "died")
-    monkeypatch.setattr("surefoot.envs.memory_cap._inherited", lambda members, started_with: started_with)
+    monkeypatch.setattr("surefoot.envs.rewards.memory_cap._inherited", lambda members, started_with: started_with)
     marks, _ = outcome(in_a_child, deadline_s=3.0)
     assert marks[1] == Mark(None, "timeout"), "planted: the whole of us is taken off, and the hog is not seen"
     assert len(ballast) == 2 * HOARD * MIB
@@ -231,7 +231,7 @@ def test_planted_bug_plain_sums_would_accuse_children_that_only_share(monkeypatc
         members = [os.getpid(), *children]
         cap = resident_bytes(os.getpid()) * 2 // MIB
         assert excess_mb(members, cap, 0) is None
-        monkeypatch.setattr("surefoot.envs.memory_cap._proportional_bytes", resident_bytes)
+        monkeypatch.setattr("surefoot.envs.rewards.memory_cap._proportional_bytes", resident_bytes)
         assert excess_mb(members, cap, 0) is not None
     finally:
         os.close(writing)
@@ -286,7 +286,7 @@ def test_five_hundred_leaky_calls_wear_out_workers_and_nobody_else(
 def test_planted_bug_a_worker_that_is_never_replaced_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 
-    monkeypatch.setattr("surefoot.envs.reward_worker._is_weary", lambda _: False)
+    monkeypatch.setattr("surefoot.envs.rewards.reward_worker._is_weary", lambda _: False)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # the limit is on numbers, not on how many
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 200, hard))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from reward_kit import AMPLE_S, GOOD, HANG_S, guilty, job, nothing_is_left, pool_of, wait_until_gone  # noqa: F401 - the fixture works by being here
 
-from surefoot.envs.marks import Mark
+from surefoot.envs.rewards.marks import Mark
 from surefoot.errors import RewardError
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for leaked processes in /proc")

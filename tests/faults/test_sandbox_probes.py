@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from sandbox_probes import CALL_PROGRAM, CALLS, FILES, NETWORK, POWERS, PREAMBLE, WITHOUT_SANDBOX
 
-from surefoot.envs import sandbox_link
-from surefoot.envs.process_tree import family
+from surefoot.envs.rewards.process_tree import family
 from surefoot.envs.sandbox import Limits, Outcome, Sandbox, available
+from surefoot.envs.sandboxes import sandbox_link
 
 pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 PROBES = {**FILES, **NETWORK, **POWERS}

@@ -21,8 +21,8 @@ import pytest
 from sandbox_probes import CALL_PROGRAM, CALLS, FILES, NETWORK, POWERS, PREAMBLE
 
 import surefoot
-from surefoot.envs import sandbox_landlock as landlock
 from surefoot.envs.sandbox import available
+from surefoot.envs.sandboxes import sandbox_landlock as landlock
 
 pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 PACKAGE = Path(surefoot.__file__).parent

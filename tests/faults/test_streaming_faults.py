@@ -21,17 +21,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streaming_kit import as_jsonl, ids, row, write
 
-from surefoot.data import spool
 from surefoot.data.files import read_task_file
-from surefoot.data.large_stream import LargeTaskStream
-from surefoot.data.streaming import StreamingDataset
+from surefoot.data.large import spool
+from surefoot.data.large.large_stream import LargeTaskStream
+from surefoot.data.large.streaming import StreamingDataset
 from surefoot.errors import TaskError
 
 CAPPED = """
 import os, resource, sys
 from surefoot.data.files import read_task_file
-from surefoot.data.large_stream import LargeTaskStream
-from surefoot.data.streaming import StreamingDataset
+from surefoot.data.large.large_stream import LargeTaskStream
+from surefoot.data.large.streaming import StreamingDataset
 from surefoot.errors import SurefootError
 from pathlib import Path
 path = Path(sys.argv[1])
@@ -173,7 +173,7 @@ def test_a_build_that_is_killed_leaves_nothing_that_anybody_uses(tmp_path: Path)
     done = python(
         """
         import signal
-        from surefoot.data import index_build
+        from surefoot.data.large import index_build
         index_build.beat = lambda stage: os.kill(os.getpid(), signal.SIGKILL)
         StreamingDataset(path)
         """,
@@ -238,7 +238,7 @@ def test_a_disk_that_fails_while_reading_is_told_as_that(tmp_path: Path, monkeyp
     with pytest.raises(TaskError, match=r"t\.jsonl cannot be read: Input/output error"):
         data[3]
     monkeypatch.undo()
-    monkeypatch.setattr("surefoot.data.scan.scan_jsonl", lambda *_, **__: map(broken, [1]))
+    monkeypatch.setattr("surefoot.data.large.scan.scan_jsonl", lambda *_, **__: map(broken, [1]))
     with pytest.raises(TaskError, match=r"t\.jsonl cannot be read"):
         StreamingDataset(path, cache_dir=tmp_path / "other")
 

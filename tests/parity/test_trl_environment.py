@@ -21,8 +21,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
+from surefoot.envs.sources.trl_environment import EnvironmentToolkit
 from surefoot.envs.tool_calls import parse_calls
-from surefoot.envs.trl_environment import EnvironmentToolkit
 from surefoot.records import Task
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]  # their warnings are theirs

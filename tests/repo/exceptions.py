@@ -11,11 +11,12 @@ FUNCTION_LINES = {
 }
 
 BANNED_CALLS = {
-    "src/surefoot/envs/marks.py::except": "a stranger's __float__ failed, and that is the finding: not a number",
-    "src/surefoot/envs/reward_worker.py::except": "a stranger's __repr__ failed while a message about it was written",
-    "src/surefoot/envs/reward_worker.py::multiprocessing.reduction.ForkingPickler.loads": (
+    "src/surefoot/envs/rewards/marks.py::except": "a stranger's __float__ failed, and that is the finding: not a number",
+    "src/surefoot/envs/rewards/reward_worker.py::except": "a stranger's __repr__ failed while a message about it was written",
+    "src/surefoot/envs/rewards/reward_worker.py::multiprocessing.reduction.ForkingPickler.loads": (
         "the bytes come from our own driver over a socket pair that only the two processes hold"
     ),
+    "src/surefoot/envs/sources/foreign_host.py::exec_module": "the user's own environment file, in a process of its own",
     "src/surefoot/envs/grading.py::exec_module": "the user's own reward file, named by the config on the command line",
     "src/surefoot/harness/affected/child/sitecustomize.py::exec_module": "the sitecustomize that Python would have run",
     "src/surefoot/trl_bridge/__init__.py::importlib.import_module": "a module of our own, from the table in that file",
@@ -23,6 +24,7 @@ BANNED_CALLS = {
 
 PATH_EDITS = {
     "src/surefoot/harness/affected/child/sitecustomize.py": "steps aside so that the user's own sitecustomize is found",
+    "src/surefoot/envs/sources/foreign_host.py": "a foreign process: our folder comes off its path, the user's is appended",
     "src/surefoot/envs/grading.py": "a reward file may import a helper that lies beside it; appended, so it shadows nothing",
 }
 
@@ -33,6 +35,7 @@ SWALLOWED_IMPORTS = {
 
 PRIVATE_PATHS = {
     "tests/unit/test_pebble.py": "looks for such paths in the model folder",
+    "tests/unit/test_pebble_tools.py": "looks for such paths in the model folder",
 }
 
 DOC_BLOCKS = {

@@ -112,7 +112,7 @@ PLANTS: dict[str, Plant] = {
 
 def plant_after_fork(plant: Plant) -> None:
     """Plant when the reward pool of the run has started."""
-    from surefoot.envs.reward_pool import RewardPool
+    from surefoot.envs.rewards.reward_pool import RewardPool
 
     real = RewardPool.start
 

@@ -17,7 +17,7 @@ from example_solver import DEADLINE_S, SERVERS, contained, is_right, module, ser
 pytest.importorskip("mcp", reason="needs the mcp extra")
 
 from surefoot.envs.mcp_client import Limits, MCPToolkit, Server
-from surefoot.envs.server_file import read_servers
+from surefoot.envs.servers.server_file import read_servers
 from surefoot.records import Task
 
 pytestmark = pytest.mark.mcp
@@ -245,7 +245,7 @@ def test_the_python_server_refuses_a_host_without_sandbox_unless_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A host that cannot contain programs, by a report that says so."""
-    from surefoot.envs import sandbox_report
+    from surefoot.envs.sandboxes import sandbox_report
 
     barren = sandbox_report.Report(usable=False, missing=("no user namespaces",))
     monkeypatch.setattr(sandbox_report, "available", lambda: barren)

@@ -16,7 +16,7 @@ from surefoot.data.files import read_task_file
 from surefoot.data.heldout import task_content
 from surefoot.data.near_duplicates import near_duplicates
 from surefoot.data.task_format import tool_problems
-from surefoot.envs.server_file import read_servers
+from surefoot.envs.servers.server_file import read_servers
 from surefoot.envs.verifiers import MultiVerifier
 
 drafts, mail, world = module("drafts"), module("mail"), module("world")

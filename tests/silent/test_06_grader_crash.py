@@ -9,7 +9,7 @@ import pytest
 from silent_kit import TASKS, make_runtime, prepare
 
 from surefoot.engines.scripted import ScriptedEngine
-from surefoot.envs.reward_pool import RewardPool
+from surefoot.envs.rewards.reward_pool import RewardPool
 from surefoot.envs.single_turn import SingleTurnEnvironment
 from surefoot.errors import PartialGroupError, RewardError
 from surefoot.protocols import Grade, Request

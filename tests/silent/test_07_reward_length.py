@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs import reward_worker
-from surefoot.envs.reward_pool import RewardJob, RewardPool
+from surefoot.envs.rewards import reward_worker
+from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
 from surefoot.errors import RewardError
 
 JOB = RewardJob(["p"] * 4, ["a", "bb", "ccc", "dddd"])

@@ -18,7 +18,7 @@ from surefoot.assemble.inputs import Inputs
 from surefoot.assemble.learning import canary_tolerance, make_learner
 from surefoot.assemble.prepare import Prepared, prepare
 from surefoot.config import Config
-from surefoot.envs.reward_pool import RewardPool
+from surefoot.envs.rewards.reward_pool import RewardPool
 from surefoot.envs.single_turn import SingleTurnEnvironment
 from surefoot.envs.toolkits import fingerprint
 from surefoot.envs.tools import ToolEnvironment

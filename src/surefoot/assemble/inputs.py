@@ -145,7 +145,7 @@ def _own_scorer(task_set: TaskSet) -> RewardFunction:
 
 def runs_code(task_set: TaskSet) -> bool:
     """Whether judging these tasks means running what the model wrote."""
-    from surefoot.envs.verifier_kinds import problem_of
+    from surefoot.envs.verify.verifier_kinds import problem_of
 
     return task_set.scorer == "verifier" and any(
         problem_of(t.columns).get("verifier_type") == "code" for t in task_set.tasks
@@ -157,7 +157,7 @@ def refuse_uncontained_code(config: Config, *, runs_code: bool) -> bool:
     if not runs_code:
         return False
     from surefoot.envs import sandbox
-    from surefoot.envs.verify_code import permit_unsafe
+    from surefoot.envs.verify.verify_code import permit_unsafe
 
     report = sandbox.available()
     if report.usable:

@@ -17,7 +17,7 @@ from surefoot.assemble.learning import channels_of, settings_of
 from surefoot.assemble.prepare import prepare
 from surefoot.assemble.proof import make_publisher
 from surefoot.config import Config
-from surefoot.envs.reward_pool import RewardPool
+from surefoot.envs.rewards.reward_pool import RewardPool
 from surefoot.envs.toolkits import NamedTools, ToolRecipe
 from surefoot.policy.learner import GRPOLearner
 from surefoot.policy.load import resolve_device

@@ -23,7 +23,7 @@ from surefoot.assemble.surroundings import Surroundings
 from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
 from surefoot.data.tasks import TaskStream
-from surefoot.envs.reward_pool import RewardPool
+from surefoot.envs.rewards.reward_pool import RewardPool
 from surefoot.errors import (
     CollapseStopError,
     InvariantError,

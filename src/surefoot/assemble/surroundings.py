@@ -9,7 +9,7 @@ from surefoot.assemble.inputs import Inputs
 from surefoot.assemble.keeper import Keeper
 from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
-from surefoot.envs.reward_pool import RewardPool
+from surefoot.envs.rewards.reward_pool import RewardPool
 from surefoot.stopping import StopSignals
 from surefoot.tracking.console import View
 from surefoot.tracking.lookout import Lookout

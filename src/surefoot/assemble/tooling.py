@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config import Config
-from surefoot.envs.server_file import read_servers
+from surefoot.envs.servers.server_file import read_servers
 from surefoot.envs.toolkits import ToolRecipe
 from surefoot.envs.tools import ToolLimits
 

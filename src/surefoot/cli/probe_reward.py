@@ -15,8 +15,8 @@ from surefoot.cli.exits import guarded
 if TYPE_CHECKING:
     from surefoot.assemble.inputs import Inputs
     from surefoot.config_load import LoadedConfig
-    from surefoot.envs.reward_pool import RewardPool
-    from surefoot.envs.reward_probe import KindReport, ProbeReport, Scored
+    from surefoot.envs.rewards.reward_pool import RewardPool
+    from surefoot.envs.verify.reward_probe import KindReport, ProbeReport, Scored
     from surefoot.records import Task
 
 SHOWN = 6
@@ -54,7 +54,7 @@ def probe_reward(
 def _probe(words: Sequence[str], tasks: int, adversarial: int, full: float | None, as_json: bool) -> int:
     from surefoot.assemble.inputs import read_inputs
     from surefoot.cli.commands import _load
-    from surefoot.envs.reward_pool import RewardPool
+    from surefoot.envs.rewards.reward_pool import RewardPool
     from surefoot.envs.verifiers import verifier_reward, verifier_scorer
     from surefoot.records import Verdict
 
@@ -78,8 +78,8 @@ def _probe(words: Sequence[str], tasks: int, adversarial: int, full: float | Non
 def _ask(
     loaded: LoadedConfig, inputs: Inputs, pool: RewardPool, tasks: int, adversarial: int, full: float | None
 ) -> ProbeReport:
-    from surefoot.envs.reward_probe import Scored, probe_reward
     from surefoot.envs.single_turn import SingleTurnEnvironment
+    from surefoot.envs.verify.reward_probe import Scored, probe_reward
     from surefoot.records import Rollout, Turn
 
     environment = SingleTurnEnvironment(pool, inputs.weights)
@@ -99,7 +99,7 @@ def _ask(
 
 def _kind(loaded: LoadedConfig, inputs: Inputs, task: Task) -> str:
     """How tasks are grouped: by verifier, by built-in scorer, or under the names of the user's functions."""
-    from surefoot.envs.verifier_kinds import TYPE, problem_of
+    from surefoot.envs.verify.verifier_kinds import TYPE, problem_of
 
     if loaded.config.reward_funcs:
         return "+".join(inputs.weights)

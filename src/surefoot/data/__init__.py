@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from surefoot.data.batcher import TaskBatcher
     from surefoot.data.curriculum import CurriculumSampler
     from surefoot.data.heldout import HeldoutLeakError, HeldoutSplit
-    from surefoot.data.large_stream import LargeTaskStream
+    from surefoot.data.large.large_stream import LargeTaskStream
+    from surefoot.data.large.lru import LRUCache
+    from surefoot.data.large.streaming import StreamingDataset
     from surefoot.data.loader import TaskDataLoader
-    from surefoot.data.lru import LRUCache
-    from surefoot.data.streaming import StreamingDataset
     from surefoot.data.success_curriculum import SuccessCurriculum
 
 __all__ = [
@@ -38,7 +38,8 @@ def __getattr__(name: str) -> Any:
         from surefoot.data import heldout
 
         return getattr(heldout, name)
-    from surefoot.data import batcher, curriculum, large_stream, loader, lru, streaming, success_curriculum
+    from surefoot.data import batcher, curriculum, loader, success_curriculum
+    from surefoot.data.large import large_stream, lru, streaming
 
     homes = (batcher, curriculum, large_stream, loader, lru, streaming, success_curriculum)
     return next(vars(home)[name] for home in homes if name in vars(home))

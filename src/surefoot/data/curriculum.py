@@ -19,7 +19,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from surefoot.data.order import CountedRandom
+from surefoot.data.large.order import CountedRandom
 from surefoot.data.tasks import foreign_state
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from surefoot.data.curriculum import CurriculumSampler, no_tasks_of
-from surefoot.data.large_stream import LargeTaskStream, identity_of
-from surefoot.data.streaming import StreamingDataset
+from surefoot.data.large.large_stream import LargeTaskStream, identity_of
+from surefoot.data.large.streaming import StreamingDataset
 from surefoot.data.task_format import complexity_of
 from surefoot.data.tasks import Border, foreign_state
 from surefoot.errors import ConfigError, TaskError

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from surefoot.data.curriculum import is_number
-from surefoot.data.lru import MISS, LRUCache
-from surefoot.data.order import CountedRandom
+from surefoot.data.large.lru import MISS, LRUCache
+from surefoot.data.large.order import CountedRandom
 from surefoot.data.tasks import foreign_state
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task

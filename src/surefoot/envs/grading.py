@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from surefoot.envs.marks import RewardFunction
+from surefoot.envs.rewards.marks import RewardFunction
 from surefoot.errors import RewardError
 
 

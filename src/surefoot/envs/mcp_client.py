@@ -26,17 +26,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot.envs.mcp_lines import CRASHED, OVERLOADED, TIMEOUT, UNAVAILABLE, WireFault
-from surefoot.envs.mcp_loop import LoopThread
-from surefoot.envs.mcp_pins import Listing, specs_of
-from surefoot.envs.mcp_pool import Counts, Pool
-from surefoot.envs.mcp_sdk import Refused, Said, sdk
-from surefoot.envs.mcp_servers import Limits, Server, ServerStatus
-from surefoot.envs.mcp_session import Connection
-from surefoot.envs.mcp_start import begin, indented
-from surefoot.envs.mcp_toolbox import MCPToolbox, Tool
-from surefoot.envs.tool_schema import checker
-from surefoot.envs.tool_text import readable
+from surefoot.envs.servers.mcp_lines import CRASHED, OVERLOADED, TIMEOUT, UNAVAILABLE, WireFault
+from surefoot.envs.servers.mcp_loop import LoopThread
+from surefoot.envs.servers.mcp_pins import Listing, specs_of
+from surefoot.envs.servers.mcp_pool import Counts, Pool
+from surefoot.envs.servers.mcp_sdk import Refused, Said, sdk
+from surefoot.envs.servers.mcp_servers import Limits, Server, ServerStatus
+from surefoot.envs.servers.mcp_session import Connection
+from surefoot.envs.servers.mcp_start import begin, indented
+from surefoot.envs.servers.mcp_toolbox import MCPToolbox, Tool
+from surefoot.envs.servers.tool_schema import checker
+from surefoot.envs.servers.tool_text import readable
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.protocols import ToolAnswer, ToolSpec
 from surefoot.records import Task

@@ -27,11 +27,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from surefoot.envs import sandbox_report, sandbox_unsafe, sandbox_views
-from surefoot.envs.frames import pack
-from surefoot.envs.sandbox_link import Born
-from surefoot.envs.sandbox_report import Report, available
-from surefoot.envs.sandbox_watch import Watched, attend, exit_code
+from surefoot.envs.rewards.frames import pack
+from surefoot.envs.sandboxes import sandbox_report, sandbox_unsafe, sandbox_views
+from surefoot.envs.sandboxes.sandbox_link import Born
+from surefoot.envs.sandboxes.sandbox_report import Report, available
+from surefoot.envs.sandboxes.sandbox_watch import Watched, attend, exit_code
 from surefoot.errors import ConfigError, SecurityError, ToolFailedError
 
 __all__ = ["Limits", "Outcome", "Report", "Sandbox", "available", "run_code"]

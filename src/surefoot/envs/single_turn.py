@@ -14,8 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from surefoot.envs.marks import ABSTAINED, NOT_FINITE, Mark
-from surefoot.envs.reward_pool import RewardJob, RewardPool
+from surefoot.envs.rewards.marks import ABSTAINED, NOT_FINITE, Mark
+from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
 from surefoot.errors import RewardError
 from surefoot.protocols import Grade
 from surefoot.records import Rollout, Task, ToolCall, Turn  # noqa: F401 - the example

@@ -24,7 +24,7 @@ from surefoot.protocols import ToolAnswer, Toolbox, Toolkit, ToolSpec
 from surefoot.records import Task
 
 if TYPE_CHECKING:
-    from surefoot.envs.mcp_servers import Server
+    from surefoot.envs.servers.mcp_servers import Server
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ToolRecipe:
         """Start what is needed, ready to be opened."""
         if self.mode == "live":
             return self._live(logs)
-        from surefoot.envs.cassette import CassetteToolkit
+        from surefoot.envs.sources.cassette import CassetteToolkit
 
         assert self.cassette is not None, "config_rules ask for a cassette"
         never = self.mode == "replay" and self.on_miss == "fail"
@@ -83,7 +83,7 @@ class ToolRecipe:
             raise ToolError(
                 f"tool servers need the mcp package: {error}", "it is an extra", 'pip install "surefoot[mcp]"'
             ) from error
-        from surefoot.envs.mcp_servers import Limits
+        from surefoot.envs.servers.mcp_servers import Limits
 
         limits = Limits(
             call_timeout_s=self.limits.call_timeout_s, concurrency=max(64, self.concurrency),
@@ -96,14 +96,14 @@ class ToolRecipe:
     def _from_functions(self, logs: Path | None) -> Toolkit | None:
         if not self.functions:
             return None
-        from surefoot.envs.python_tools import FunctionToolkit
+        from surefoot.envs.sources.python_tools import FunctionToolkit
 
         return FunctionToolkit([_loaded(function) for function in self.functions])
 
     def _from_environment(self, logs: Path | None) -> Toolkit | None:
         if self.environment is None:
             return None
-        from surefoot.envs.trl_environment import environment_toolkit
+        from surefoot.envs.sources.trl_environment import environment_toolkit
 
         return environment_toolkit(_loaded(self.environment))
 

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from surefoot.envs.final_answer import text_of
-from surefoot.envs.marks import NOT_FINITE, RAISED, Mark, RewardFunction, judge
-from surefoot.envs.reward_pool import RewardJob, RewardPool
-from surefoot.envs.verifier_kinds import BUILT_IN, Kind, Verifier, known_kind, problem_of
-from surefoot.envs.verify_judge import Judge
+from surefoot.envs.rewards.marks import NOT_FINITE, RAISED, Mark, RewardFunction, judge
+from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
+from surefoot.envs.verify.final_answer import text_of
+from surefoot.envs.verify.verifier_kinds import BUILT_IN, Kind, Verifier, known_kind, problem_of
+from surefoot.envs.verify.verify_judge import Judge
 from surefoot.errors import RewardError, SecurityError
 from surefoot.records import Task
 
@@ -82,6 +82,8 @@ class MultiVerifier:
         self.timeout_s, self.isolate = timeout_s, isolate
         self.no_verdicts: Counter[tuple[str, str]] = Counter()
         """(kind, reason) -> how many answers got no verdict."""
+        self.last_words: dict[str, str] = {}
+        """kind -> what its verifier last raised in this process."""
         self._pools: dict[str, RewardPool] = {}
         self._one_at_a_time = threading.Lock()
 
@@ -154,7 +156,8 @@ class MultiVerifier:
             return judge(self.kinds[kind].verify(problem_of(problem), text))
         except SecurityError:
             raise
-        except Exception:  # noqa: BLE001 - whatever a verifier raises means that there is no verdict, and is counted
+        except Exception as error:  # noqa: BLE001 - whatever a verifier raises means: no verdict, counted, remembered
+            self.last_words[kind] = f"{type(error).__name__}: {error}"
             return Mark(None, RAISED)
 
     def _score(self, kind: str, problem: Mapping[str, Any], text: str) -> float | None:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from surefoot.protocols import Codec, DecoderSpec, ServingEngine
 
 if TYPE_CHECKING:
-    from surefoot.envs.marks import RewardFunction
-    from surefoot.envs.reward_pool import RewardPool
+    from surefoot.envs.rewards.marks import RewardFunction
+    from surefoot.envs.rewards.reward_pool import RewardPool
     from surefoot.envs.single_turn import SingleTurnEnvironment
     from surefoot.envs.toolkits import ToolRecipe
     from surefoot.envs.tools import ToolEnvironment
@@ -139,8 +139,8 @@ class WorkerRecipe:
     def pool(self, log: Path) -> RewardPool:
         """Forked at once, before torch is imported."""
         from surefoot.envs.grading import load_reward
-        from surefoot.envs.reward_pool import RewardPool
-        from surefoot.envs.verify_code import permit_unsafe
+        from surefoot.envs.rewards.reward_pool import RewardPool
+        from surefoot.envs.verify.verify_code import permit_unsafe
 
         if self.unsafe:
             permit_unsafe()

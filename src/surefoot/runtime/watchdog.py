@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 
 from surefoot import pulse
-from surefoot.envs.process_tree import adopt_orphans, end_all_children
+from surefoot.envs.rewards.process_tree import adopt_orphans, end_all_children
 from surefoot.errors import ConfigError, MemoryLimitError, StalledError, StorageError
 from surefoot.stopping import say_without_waiting
 

@@ -80,5 +80,5 @@ def test_a_config_reaches_them_by_name_and_exact_match_judges() -> None:
 
 
 def test_a_near_name_is_suggested() -> None:
-    with pytest.raises(TaskError, match="no built-in tasks 'errand'; did you mean errands?"):
+    with pytest.raises(TaskError, match=r"no built-in tasks 'errand'; did you mean errands\?"):
         load_tasks("builtin:errand", base=Path(), num_tasks=20, seed=5)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from streaming_kit import FORMS, as_jsonl, ids, row, rows_of, write
 
-from surefoot.data import task_table
 from surefoot.data.files import read_task_file
 from surefoot.data.heldout import split_heldout
-from surefoot.data.streaming import StreamingDataset
+from surefoot.data.large import task_table
+from surefoot.data.large.streaming import StreamingDataset
 from surefoot.data.tasks import fingerprint
 from surefoot.errors import TaskError
 from surefoot.records import Task
@@ -108,7 +108,9 @@ def test_a_value_that_is_no_plain_data_is_a_bad_row_with_its_column(value: Any) 
     assert StreamingDataset(rows, name="made", max_bad_rows=1).statistics().bad_rows == 1
 
 
-@pytest.mark.parametrize("source", [42, {"prompt": "x"}, b"rows", lambda: "text"], ids=["number", "mapping", "bytes", "function"])
+@pytest.mark.parametrize(
+    "source", [42, {"prompt": "x"}, b"rows", lambda: "text"], ids=["number", "mapping", "bytes", "function"]
+)
 def test_what_is_no_source_is_refused(source: Any) -> None:
     with pytest.raises(TaskError, match="rows come from"):
         StreamingDataset(source)

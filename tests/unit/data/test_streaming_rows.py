@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from streaming_kit import FORMS, as_json, as_jsonl, ids, row, write
 
-from surefoot.data import index_build, scan, task_table
-from surefoot.data.disk_sort import DiskSort
-from surefoot.data.streaming import StreamingDataset
-from surefoot.data.task_index import id_hash
+from surefoot.data.large import index_build, scan, task_table
+from surefoot.data.large.disk_sort import DiskSort
+from surefoot.data.large.streaming import StreamingDataset
+from surefoot.data.large.task_index import id_hash
 from surefoot.errors import StateError, TaskError
 from surefoot.records import Task
 
@@ -86,7 +86,7 @@ def test_planted_bug_without_the_search_for_repeated_prompts_they_cross(
 def test_sorting_on_disk_is_sorting(
     pairs: list[tuple[int, int]], few: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.data.disk_sort.IN_MEMORY", few)
+    monkeypatch.setattr("surefoot.data.large.disk_sort.IN_MEMORY", few)
     sort = DiskSort(tmp_path)
     for pair in pairs:
         sort.add(*pair)

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from streaming_kit import ids, row, write
 
-from surefoot.data import index_build, streaming
 from surefoot.data.heldout import HeldoutLeakError
-from surefoot.data.large_stream import HeldoutRule, LargeTaskStream, TasksById
-from surefoot.data.streaming import StreamingDataset
-from surefoot.data.task_index import id_hash
+from surefoot.data.large import index_build, streaming
+from surefoot.data.large.large_stream import HeldoutRule, LargeTaskStream, TasksById
+from surefoot.data.large.streaming import StreamingDataset
+from surefoot.data.large.task_index import id_hash
 from surefoot.errors import StateError, TaskError
 
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.envs import cassette_boxes, cassette_file
-from surefoot.envs.cassette import CassetteToolkit
-from surefoot.envs.cassette_boxes import canonical
-from surefoot.envs.trl_environment import EnvironmentToolkit
-from surefoot.envs.world_pool import specs_for
+from surefoot.envs.sources import cassette_boxes, cassette_file
+from surefoot.envs.sources.cassette import CassetteToolkit
+from surefoot.envs.sources.cassette_boxes import canonical
+from surefoot.envs.sources.trl_environment import EnvironmentToolkit
+from surefoot.envs.sources.world_pool import specs_for
 from surefoot.errors import ConfigError, StateError, StorageError, ToolError, ToolFailedError
 from surefoot.protocols import ToolAnswer, ToolSpec
 from surefoot.records import Task
@@ -487,7 +487,7 @@ def test_planted_file_that_writes_on_after_a_failure_is_seen(tmp_path: Path, mon
     class Forgetful(cassette_file.CassetteFile):
         _broken = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
 
-    monkeypatch.setattr("surefoot.envs.cassette.CassetteFile", Forgetful)
+    monkeypatch.setattr("surefoot.envs.sources.cassette.CassetteFile", Forgetful)
     with pytest.raises((AssertionError, TypeError, pytest.fail.Exception)):
         test_after_a_write_that_failed_nothing_more_is_written(tmp_path, monkeypatch)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.envs.code_script import BadTestsError, ProgramTest, _names_of_the_code, plan
+from surefoot.envs.sandboxes.code_script import BadTestsError, ProgramTest, _names_of_the_code, plan
 
 
 def test_a_text_is_split_into_tests_and_preparation() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs import code_tests, sandbox_report
-from surefoot.envs.code_tests import CodeVerdict, grade_code
 from surefoot.envs.sandbox import Limits, Sandbox, available
+from surefoot.envs.sandboxes import code_tests, sandbox_report
+from surefoot.envs.sandboxes.code_tests import CodeVerdict, grade_code
 from surefoot.errors import ToolFailedError
 
 needs_sandbox = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
@@ -117,11 +117,11 @@ def test_a_host_that_kills_the_code_gives_no_verdict(sandbox: Sandbox, monkeypat
 def test_planted_a_nonce_that_can_be_guessed_lets_anybody_write_the_verdict(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = code_tests._WIRE["surefoot/envs/code_wire.py"]
+    plain = code_tests._WIRE["surefoot/envs/sandboxes/code_wire.py"]
     forger = b"        os.write(1, b'guess 0 pass\\nguess -1 end\\n'); os._exit(0)\n"
     forged = plain.replace(b"        nonce = os.read(", forger + b"        nonce = os.read(")
     assert forged != plain
-    monkeypatch.setitem(code_tests._WIRE, "surefoot/envs/code_wire.py", forged)
+    monkeypatch.setitem(code_tests._WIRE, "surefoot/envs/sandboxes/code_wire.py", forged)
     wrong = "def add(a, b): return 0"
     assert grade_code(wrong, ["assert add(1, 2) == 3"], sandbox).passed is None
     monkeypatch.setattr(code_tests.secrets, "token_hex", lambda size: "guess")

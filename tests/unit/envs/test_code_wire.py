@@ -21,9 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.envs.code_codec import Codec, NotPlainError
-from surefoot.envs.code_wire import Caller, CodeGoneError, CodeRaisedError, Remote
-from surefoot.envs.code_worker import Worker
+from surefoot.envs.sandboxes.code_codec import Codec, NotPlainError
+from surefoot.envs.sandboxes.code_wire import Caller, CodeGoneError, CodeRaisedError, Remote
+from surefoot.envs.sandboxes.code_worker import Worker
 
 SIMPLE = (
     st.none()
@@ -212,7 +212,7 @@ def test_an_answer_that_is_none_is_refused(reply: bytes) -> None:
      '{"m": ["fractions.Fraction", {"l": ["1e99999999"]}]}', '{"m": ["os.system", {"l": ["x"]}]}', '{"m": []}'],
 )  # fmt: skip
 def test_a_value_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot.envs.code_wire.os.urandom", lambda size: b"known")
+    monkeypatch.setattr("surefoot.envs.sandboxes.code_wire.os.urandom", lambda size: b"known")
     reply = framed(f'{{"nonce": "6b6e6f776e", "value": {value}, "changed": {{"l": [null]}}}}'.encode())
     with lying(reply) as caller, pytest.raises(CodeGoneError):
         remote(caller, "f")(1)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs import foreign
-from surefoot.envs.foreign import ForeignToolkit, ProcessRunner
-from surefoot.envs.line_pipe import LinePipe, PipeEndedError, PipeFloodedError
-from surefoot.envs.process_tree import descendants
-from surefoot.envs.world_pool import WorldLimits
+from surefoot.envs.rewards.process_tree import descendants
+from surefoot.envs.sources import foreign
+from surefoot.envs.sources.foreign import ForeignToolkit, ProcessRunner
+from surefoot.envs.sources.line_pipe import LinePipe, PipeEndedError, PipeFloodedError
+from surefoot.envs.sources.world_pool import WorldLimits
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.records import Task
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.envs.frames import HEADER, FrameError, pack, read_frame, take_frame
+from surefoot.envs.rewards.frames import HEADER, FrameError, pack, read_frame, take_frame
 
 
 @settings(deadline=None)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from surefoot.data.sources import load_tasks
-from surefoot.envs.gym_environment import GymToolkit
-from surefoot.envs.gym_world import GymWorld, action_schema, observation_text
-from surefoot.envs.reasoning_gym_environment import ReasoningGymToolkit
+from surefoot.envs.sources.gym_environment import GymToolkit
+from surefoot.envs.sources.gym_world import GymWorld, action_schema, observation_text
+from surefoot.envs.sources.reasoning_gym_environment import ReasoningGymToolkit
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.records import Task
 

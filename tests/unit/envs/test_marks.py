@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.envs.marks import Mark, judge
+from surefoot.envs.rewards.marks import Mark, judge
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs import mcp_environment
-from surefoot.envs.mcp_environment import MCPToolEnvironment, register_with
+from surefoot.envs.servers import mcp_environment
+from surefoot.envs.servers.mcp_environment import MCPToolEnvironment, register_with
 from surefoot.errors import TaskError, ToolError, ToolFailedError
 from surefoot.protocols import ToolAnswer, ToolSpec
 from surefoot.records import Task
@@ -164,7 +164,7 @@ def test_registration_passes_no_description_fails_loudly_and_is_logged_once(capl
     with caplog.at_level(logging.INFO, logger=mcp_environment.__name__):
         register_with(register)
         register_with(register)
-    assert seen == [("surefoot_mcp", "surefoot.envs.mcp_environment:MCPToolEnvironment")] * 2
+    assert seen == [("surefoot_mcp", "surefoot.envs.servers.mcp_environment:MCPToolEnvironment")] * 2
     assert len(caplog.records) == 1
     with pytest.raises(ToolError, match="registry is read-only"):
         register_with(broken)

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from surefoot.envs.mcp_pins import Listing, Offer, check_pin, check_unchanged, listing_of, spec_name, specs_of
-from surefoot.envs.mcp_servers import Server
+from surefoot.envs.servers.mcp_pins import Listing, Offer, check_pin, check_unchanged, listing_of, spec_name, specs_of
+from surefoot.envs.servers.mcp_servers import Server
 from surefoot.errors import ToolError
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}

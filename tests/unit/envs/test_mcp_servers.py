@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs.mcp_servers import Limits, Server
+from surefoot.envs.servers.mcp_servers import Limits, Server
 from surefoot.errors import ToolError
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.envs.mcp_lines import FLOODED, PROTOCOL, Bucket, LineCutter, WireFault, message_of, salvage
-from surefoot.envs.mcp_servers import Limits, Server
-from surefoot.envs.mcp_stdio import Pipe, ServerProcess
+from surefoot.envs.servers.mcp_lines import FLOODED, PROTOCOL, Bucket, LineCutter, WireFault, message_of, salvage
+from surefoot.envs.servers.mcp_servers import Limits, Server
+from surefoot.envs.servers.mcp_stdio import Pipe, ServerProcess
 
 
 @given(st.lists(st.binary(max_size=30), max_size=12), st.integers(1, 20))

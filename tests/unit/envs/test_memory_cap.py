@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.envs.memory_cap import MIB, OwnMemory, excess_mb, resident_bytes
+from surefoot.envs.rewards.memory_cap import MIB, OwnMemory, excess_mb, resident_bytes
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the cap needs Linux's /proc")
 

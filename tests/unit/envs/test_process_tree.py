@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from surefoot.envs.process_tree import descendants, family, kill_tree
+from surefoot.envs.rewards.process_tree import descendants, family, kill_tree
 
 FAMILY = """
 import os, subprocess, sys, time

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.envs import tool_threads, world_pool, worlds
-from surefoot.envs.argument_check import wrong
-from surefoot.envs.function_schema import SchemaError, describe
-from surefoot.envs.python_tools import FunctionToolkit
-from surefoot.envs.world_pool import WorldLimits, WorldToolbox
+from surefoot.envs.sources import tool_threads, world_pool, worlds
+from surefoot.envs.sources.argument_check import wrong
+from surefoot.envs.sources.function_schema import SchemaError, describe
+from surefoot.envs.sources.python_tools import FunctionToolkit
+from surefoot.envs.sources.world_pool import WorldLimits, WorldToolbox
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.records import Task
 

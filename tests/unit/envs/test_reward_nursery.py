@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from surefoot.envs.reward_nursery import CappedLog, Nursery, _Worker
+from surefoot.envs.rewards.reward_nursery import CappedLog, Nursery, _Worker
 
 
 @pytest.fixture
 def nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
     # In this process it must not become the parent of orphans for good: later tests count who is left.
-    monkeypatch.setattr("surefoot.envs.reward_nursery.adopt_orphans", lambda: None)
+    monkeypatch.setattr("surefoot.envs.rewards.reward_nursery.adopt_orphans", lambda: None)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         made = Nursery(theirs, {}, CappedLog(None), os.getppid(), 0)

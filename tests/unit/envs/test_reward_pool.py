@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from surefoot.envs.reward_pool import RewardJob, RewardPool
+from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
 from surefoot.errors import RewardError, StorageError
 
 
@@ -131,7 +131,7 @@ def test_a_log_that_cannot_be_opened_is_refused_at_the_start(tmp_path: Path) -> 
 
 def test_scoring_never_imports_torch() -> None:
     program = (
-        "import sys; from surefoot.envs.reward_pool import RewardJob, RewardPool; import surefoot.envs.single_turn, surefoot.envs.grading\n"
+        "import sys; from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool; import surefoot.envs.single_turn, surefoot.envs.grading\n"
         "with RewardPool({'f': lambda completions, **_: ['torch' in sys.modules]}) as pool:\n"
         "    print('torch' in sys.modules, pool.score([RewardJob(['p'], ['c'])])[0]['f'].value)"
     )

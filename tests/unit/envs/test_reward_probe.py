@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs import reward_probe
-from surefoot.envs.plain_numbers import read_number, same_number
-from surefoot.envs.probe_answers import code_traps, traps
-from surefoot.envs.reward_probe import ProbeReport, Scored, probe_reward
 from surefoot.envs.verifiers import MultiVerifier
+from surefoot.envs.verify import reward_probe
+from surefoot.envs.verify.plain_numbers import read_number, same_number
+from surefoot.envs.verify.probe_answers import code_traps, traps
+from surefoot.envs.verify.reward_probe import ProbeReport, Scored, probe_reward
 from surefoot.errors import RewardError
 from surefoot.records import Task, Verdict
 

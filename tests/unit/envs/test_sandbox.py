@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs import sandbox_link, sandbox_report, sandbox_views, sandbox_watch
 from surefoot.envs.sandbox import Limits, Outcome, Report, Sandbox, available, run_code
+from surefoot.envs.sandboxes import sandbox_link, sandbox_report, sandbox_views, sandbox_watch
 from surefoot.errors import ConfigError, SecurityError, ToolError, ToolFailedError
 
 needs_sandbox = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
@@ -105,7 +105,7 @@ def test_the_keeper_knows_nothing_and_its_sandboxes_go_first_when_memory_runs_ou
 
 @needs_sandbox
 def test_the_report_can_be_asked_for_at_the_command_line() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(sandbox_link.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(sandbox_link.__file__).parents[3])}
     words = [sys.executable, "-m", "surefoot.envs.sandbox"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.splitlines()[0], done.stderr) == (0, "sandbox: usable", "")
@@ -125,7 +125,7 @@ def test_a_keeper_that_died_is_replaced() -> None:
 @pytest.mark.parametrize("moment", ["at once", "while it runs", "after its keeper"])
 def test_everything_ends_with_the_caller_even_when_it_is_killed(moment: str) -> None:
     script = (
-        "import os, sys\nfrom surefoot.envs import sandbox_link\nfrom surefoot.envs.sandbox import Sandbox\n"
+        "import os, sys\nfrom surefoot.envs.sandboxes import sandbox_link\nfrom surefoot.envs.sandbox import Sandbox\n"
         "watched = Sandbox().start(['sh', '-c', 'echo up; sleep 600'], b'', {})\n"
         "keeper = sandbox_link._keeper().process\nprint(keeper.pid, watched.born.pid, flush=True)\n"
         "if sys.argv[1] != 'at once':\n"
@@ -133,7 +133,7 @@ def test_everything_ends_with_the_caller_even_when_it_is_killed(moment: str) -> 
         "if sys.argv[1] == 'after its keeper':\n    os.kill(keeper.pid, 9)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(sandbox_link.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(sandbox_link.__file__).parents[3])}
     words = [sys.executable, "-c", script, moment]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
-from surefoot.envs import sandbox_seccomp
-from surefoot.envs.sandbox_kernel import MACHINES
+from surefoot.envs.sandboxes import sandbox_seccomp
+from surefoot.envs.sandboxes.sandbox_kernel import MACHINES
 
 pytestmark = pytest.mark.skipif(platform.machine() not in MACHINES, reason="no list for this machine")
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs.server_file import read_servers
+from surefoot.envs.servers.server_file import read_servers
 from surefoot.errors import ToolError
 
 

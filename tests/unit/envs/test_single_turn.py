@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.envs.marks import Mark, judge
-from surefoot.envs.reward_pool import RewardJob, RewardPool
+from surefoot.envs.rewards.marks import Mark, judge
+from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
 from surefoot.envs.single_turn import SingleTurnEnvironment
 from surefoot.errors import RewardError
 from surefoot.protocols import Environment

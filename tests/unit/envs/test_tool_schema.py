@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs import tool_schema
-from surefoot.envs.tool_schema import checker, longest_for, names_of
+from surefoot.envs.servers import tool_schema
+from surefoot.envs.servers.tool_schema import checker, longest_for, names_of
 from surefoot.errors import ToolError
 
 pytestmark = pytest.mark.mcp

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.envs.tool_text import cut, readable, refusal, shown
+from surefoot.envs.servers.tool_text import cut, readable, refusal, shown
 
 
 def test_a_cut_names_what_is_shown_and_what_there_was() -> None:

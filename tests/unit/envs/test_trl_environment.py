@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.envs import world_pool
-from surefoot.envs.marks import Mark
-from surefoot.envs.trl_environment import EnvironmentToolkit, environment_toolkit
-from surefoot.envs.world_pool import WorldLimits, WorldToolbox, specs_for
+from surefoot.envs.rewards.marks import Mark
+from surefoot.envs.sources import world_pool
+from surefoot.envs.sources.trl_environment import EnvironmentToolkit, environment_toolkit
+from surefoot.envs.sources.world_pool import WorldLimits, WorldToolbox, specs_for
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.records import Task
 

@@ -11,7 +11,7 @@ import pytest
 
 from surefoot.envs import verifiers
 from surefoot.envs.verifiers import Judgement, MultiVerifier, verifier_reward, verifier_scorer
-from surefoot.envs.verify_judge import fenced
+from surefoot.envs.verify.verify_judge import fenced
 from surefoot.errors import InputError, RewardError
 from surefoot.records import Task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.envs.verify_choice import verify_choice
+from surefoot.envs.verify.verify_choice import verify_choice
 from surefoot.errors import RewardError
 
 TEXTS = ["Rome", "Paris", "New York", "B"]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs import code_tests, verify_code
+from surefoot.envs.sandboxes import code_tests
 from surefoot.envs.verifiers import MultiVerifier, verifier_scorer
+from surefoot.envs.verify import verify_code
 from surefoot.errors import RewardError, SecurityError
 from surefoot.records import Task
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs import verify_format
-from surefoot.envs.format_checks import CHECKS
-from surefoot.envs.verify_format import Asked, broken, read_checks
+from surefoot.envs.verify import verify_format
+from surefoot.envs.verify.format_checks import CHECKS
+from surefoot.envs.verify.verify_format import Asked, broken, read_checks
 from surefoot.errors import RewardError
 
 EXAMPLES: dict[str, tuple[Any, str]] = {

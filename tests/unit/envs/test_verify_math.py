@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.envs import plain_numbers, verify_math
-from surefoot.envs.final_answer import final_answer, tagged_answer, text_of
 from surefoot.envs.verifiers import MultiVerifier
+from surefoot.envs.verify import plain_numbers, verify_math
+from surefoot.envs.verify.final_answer import final_answer, tagged_answer, text_of
 from surefoot.errors import RewardError
 
 EQUAL = [

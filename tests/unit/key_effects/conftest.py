@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from surefoot.config_load import LoadedConfig, config_from_values
-from surefoot.envs.marks import Mark, judge
-from surefoot.envs.reward_pool import RewardJob
+from surefoot.envs.rewards.marks import Mark, judge
+from surefoot.envs.rewards.reward_pool import RewardJob
 
 TINY: dict[str, Any] = dict(
     model="pebble", tasks="builtin:sums", num_tasks=200, tasks_per_step=2, num_generations=4, max_completion_length=4,

@@ -174,7 +174,8 @@ def test_code_without_a_sandbox_is_refused_unless_it_is_spelled_out(
     configure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from surefoot.assemble.inputs import refuse_uncontained_code
-    from surefoot.envs import sandbox, verify_code
+    from surefoot.envs import sandbox
+    from surefoot.envs.verify import verify_code
 
     loaded = configure()
     monkeypatch.setattr(sandbox, "available", sandbox_missing)

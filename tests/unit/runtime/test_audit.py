@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from surefoot.engines.scripted import ScriptedEngine
-from surefoot.envs.reward_pool import RewardPool
+from surefoot.envs.rewards.reward_pool import RewardPool
 from surefoot.envs.single_turn import SingleTurnEnvironment
 from surefoot.errors import RewardError
 from surefoot.records import Task

@@ -22,6 +22,7 @@ import json
 import math
 import platform
 import random
+import string
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,8 @@ TEMPLATE = """\
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
 """
 
-BATCH = 64
-LEARN_STEPS, LEARN_RATE = 1400, 2e-3
+BATCH, PIECE = 48, 8
+LEARN_STEPS, LEARN_RATE = 1100, 2e-3
 BLUR_STEPS, BLUR_RATE = 300, 3e-4
 CALLS_LEARNING, CALLS = 0.5, 0.15
 """The teachers' shares of calls, whatever the kind of task."""
@@ -83,10 +84,11 @@ Episode = list[Message]
 Teacher = Callable[[Task, random.Random], Episode]
 
 ERRORS = (
+    "Error executing tool evaluate: cannot read '{text}'; use numbers, + - * / // % ** and brackets",
     'error: cannot read "{text}"', "error: '{text}' is not arithmetic", "error: invalid expression", "error: {text}",
     "cannot evaluate {text}", "invalid expression: {text}", "error: unknown name 'turn'", "error: invalid syntax",
 )  # fmt: skip
-"""What a calculator may say to a text that is no expression: several, so that no single wording matters."""
+"""What calculators say to a text that is no expression: the shipped one first."""
 
 
 def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
@@ -169,8 +171,11 @@ def slip(told: str, rng: random.Random) -> str:
 
 
 def complaint(task: Task, rng: random.Random) -> str:
-    """What a calculator says to a question that is no expression."""
-    return rng.choice(ERRORS).format(text=question(task))
+    """What a tool says to a question that is no expression: known sentences or any words; no wording matters."""
+    if rng.random() < 0.5:
+        return rng.choice(ERRORS).format(text=question(task))
+    words = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 7))) for _ in range(rng.randint(1, 8))]
+    return rng.choice(("error: ", "Error ", "")) + " ".join(words)
 
 
 # -- training -------------------------------------------------------------------
@@ -202,14 +207,14 @@ def _tokens(tokenizer: Any, episode: Episode, last_only: bool) -> tuple[list[int
 
 
 def loss_of(model: Any, tokenizer: Any, episodes: Sequence[Episode]) -> Tensor:
-    """() mean cross-entropy per labelled token; short and long episodes run apart, so that less is padding."""
+    """() mean cross-entropy per labelled token; episodes of like length run together, so that little is padding."""
+    ordered = sorted(episodes, key=lambda episode: (len(episode), sum(len(text) for _, text in episode)))
     total, count = torch.zeros(()), 0
-    for part in ([e for e in episodes if len(e) == 2], [e for e in episodes if len(e) > 2]):
-        if part:
-            ids, labels = encode(tokenizer, part)
-            logits, wanted = model(input_ids=ids).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-            total = total + torch.nn.functional.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum")
-            count += int((wanted != IGNORED).sum())
+    for start in range(0, len(ordered), PIECE):
+        ids, labels = encode(tokenizer, ordered[start : start + PIECE])
+        logits, wanted = model(input_ids=ids).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        total = total + torch.nn.functional.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum")
+        count += int((wanted != IGNORED).sum())
     return total / count
 
 

@@ -1,0 +1,295 @@
+"""Reward calls with deadlines: one verdict per completion, or the reason why there is none.
+
+Owns       which worker runs which call, for how long, and what to do when it does not answer.
+Promises   one call per group of siblings; when that call fails, one call per completion, so that
+           only the guilty completion loses its verdict; a worker past its deadline is ended with
+           its descendants within a second and replaced; a failure is never a number.
+Never      runs a reward function in this process, or weighs what they say.
+
+    score(jobs) --> group call --answered--> marks
+                        |
+                        +-- raised, timeout, died --> one call per completion --> marks
+
+Read next: `single_turn.py`, which turns marks into grades.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from surefoot.envs.rewards.frames import REQUEST_CAP
+from surefoot.envs.rewards.marks import DIED, RAISED, TIMEOUT, Mark, RewardFunction
+from surefoot.envs.rewards.reward_link import NurseryLink, WorkerGoneError, WorkerLink
+from surefoot.errors import RewardError
+from surefoot.pulse import beat
+
+
+@dataclass(frozen=True, slots=True)
+class RewardJob:
+    """One group of siblings to be scored.
+
+    Example:
+        >>> RewardJob(prompts=["1+1="] * 2, completions=["2", "3"], columns={"answer": ["2", "2"]}).size
+        2
+    """
+
+    prompts: Sequence[Any]
+    """(G,) texts, or message lists."""
+    completions: Sequence[Any]
+    """(G,) texts, or `[{"role": "assistant", "content": ...}]`."""
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Name -> (G,) values."""
+
+    def __post_init__(self) -> None:
+        sizes = {"completions": self.size} | {name: len(column) for name, column in self.columns.items()}
+        if wrong := {name: size for name, size in sizes.items() if size != len(self.prompts)}:
+            raise RewardError(
+                f"a reward job has {len(self.prompts)} prompts but {wrong}",
+                "every column is handed over with one entry per completion",
+                "give each list the same length",
+            )
+        if clash := sorted({"prompts", "completions"} & set(self.columns)):
+            raise RewardError(
+                f"a task has a column named {clash[0]!r}",
+                "reward functions receive their own prompts and completions under that name",
+                "rename the column",
+            )
+
+    @property
+    def size(self) -> int:
+        """How many siblings."""
+        return len(self.completions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: str
+    job: int
+    rows: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Busy:
+    call: _Call
+    deadline: float
+
+
+class RewardPool:
+    """Runs reward functions in worker processes.
+
+    Start it before the model is loaded. Functions may be closures: workers are forked, not imported.
+    `memory_mb` is what one worker may take beyond what it started with, its own children counted; 0 is no cap.
+
+    Example:
+        >>> with RewardPool({"short": lambda completions, **_: [-len(c) for c in completions]}) as pool:
+        ...     pool.score([RewardJob(["hi", "hi"], ["a", "abc"])])
+        [{'short': Mark(value=-1.0, reason=None)}, {'short': Mark(value=-3.0, reason=None)}]
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[str, RewardFunction],
+        *,
+        workers: int = 2,
+        timeout_s: float = 10.0,
+        memory_mb: int = 0,
+        log_path: Path | None = None,
+    ) -> None:
+        _check(functions, workers, timeout_s, memory_mb)
+        self.functions = dict(functions)
+        self.timeout_s, self.memory_mb = timeout_s, memory_mb
+        self._log_path = log_path
+        self._slots = workers
+        self._nursery: NurseryLink | None = None
+        self._workers: dict[int, WorkerLink] = {}
+        self._busy: dict[int, _Busy] = {}
+        self._waiting: deque[_Call] = deque()
+        self._jobs: Sequence[RewardJob] = ()
+        self._marks: list[list[dict[str, Mark]]] = []
+        self._failures: dict[str, tuple[int, str]] = {}
+        self._one_at_a_time = threading.Lock()
+
+    # -- life ---------------------------------------------------------------------
+    def start(self) -> RewardPool:
+        """Fork the nursery and its first workers. Call this before torch is imported."""
+        if self._nursery is None:
+            self._nursery = NurseryLink(self.functions, self._log_path, self.memory_mb)
+            for slot in range(self._slots):
+                self._replace(slot)
+        return self
+
+    def close(self) -> None:
+        """End every worker and whatever the reward functions left running. May be called twice."""
+        for worker in self._workers.values():
+            worker.sock.close()
+        self._workers.clear()
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
+
+    def __enter__(self) -> RewardPool:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- scoring ------------------------------------------------------------------
+    def score(self, jobs: Sequence[RewardJob]) -> list[dict[str, Mark]]:
+        """Every function on every completion: one dict (function -> Mark) per completion, job after job."""
+        with self._one_at_a_time:
+            self._jobs = jobs
+            self._marks = [[{} for _ in range(job.size)] for job in jobs]
+            self._waiting = deque(
+                _Call(name, number, tuple(range(job.size)))
+                for number, job in enumerate(jobs)
+                for name in self.functions
+                if job.size
+            )
+            try:
+                while self._waiting or self._busy:
+                    self._hand_out()
+                    self._await_something()
+            finally:
+                for slot in list(self._busy):  # only when something was raised: their answers are not wanted
+                    self._replace(slot)
+            return [marks for group in self._marks for marks in group]
+
+    def describe_failures(self) -> dict[str, tuple[int, str]]:
+        """Reason -> how many completions lost a verdict to it so far, and the first one's traceback or story."""
+        return dict(self._failures)
+
+    def _hand_out(self) -> None:
+        for slot in range(self._slots):
+            if self._waiting and slot not in self._busy:
+                payload = self._payload(self._waiting[0])
+                if slot not in self._workers or not self._workers[slot].is_quiet():
+                    self._replace(slot)  # it ended between calls: no completion is to blame
+                self._workers[slot].post(payload)
+                self._busy[slot] = _Busy(self._waiting.popleft(), time.monotonic() + self.timeout_s)
+
+    def _payload(self, call: _Call) -> bytes:
+        job = self._jobs[call.job]
+        prompts, completions = [job.prompts[i] for i in call.rows], [job.completions[i] for i in call.rows]
+        columns = {name: [column[i] for i in call.rows] for name, column in job.columns.items()}
+        try:
+            payload = bytes(ForkingPickler.dumps((call.function, prompts, completions, columns)))
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise RewardError(
+                f"a task's columns cannot be sent to reward function {call.function}: {error}",
+                "reward functions run in their own process and receive copies",
+                "keep plain values in the task columns; let the function's file hold the rest",
+            ) from error
+        if len(payload) > REQUEST_CAP:
+            raise RewardError(
+                f"one call of reward function {call.function} carries {len(payload)} bytes; the cap is {REQUEST_CAP}",
+                "a group's texts and columns travel to the worker in one message",
+                "keep large data in files and put their names into the columns",
+            )
+        return payload
+
+    def _await_something(self) -> None:
+        """Wait for a socket or the next deadline, then deal with all that happened."""
+        with selectors.DefaultSelector() as selector:
+            for slot in self._busy:
+                worker = self._workers[slot]
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outbox else 0)
+                selector.register(worker.sock, wanted, slot)
+            patience = min(busy.deadline for busy in self._busy.values()) - time.monotonic()
+            ready = [key.data for key, _ in selector.select(max(0.0, patience))]
+        beat("waiting for reward functions")  # each call has a deadline of its own, so this wait ends
+        for slot in ready:
+            self._attend(slot)
+        for slot in [slot for slot, busy in self._busy.items() if time.monotonic() >= busy.deadline]:
+            self._fail(slot, TIMEOUT)
+
+    def _attend(self, slot: int) -> None:
+        try:
+            answer = self._workers[slot].pump()
+        except WorkerGoneError:
+            self._fail(slot, DIED)
+            return
+        if answer is None:
+            return
+        call = self._busy.pop(slot).call
+        if answer.get("weary"):
+            self._replace(slot)
+        if "raised" in answer:
+            self._retry_or_record(call, RAISED, str(answer["raised"]))
+        elif "marks" in answer:
+            self._record(call, answer["marks"])
+        else:
+            raise _malformed(call, str(answer.get("malformed")))
+
+    # -- failures -----------------------------------------------------------------
+    def _fail(self, slot: int, reason: str) -> None:
+        """The worker of this slot gave no answer: end it, put another in its place, move its call on."""
+        call = self._busy[slot].call
+        # Listening to a stuck worker takes time that the other deadlines need: once, for the story that is kept.
+        listen = reason == TIMEOUT and len(call.rows) == 1 and TIMEOUT not in self._failures
+        ended, output = self._replace(slot, stacks=listen)
+        story = f"no answer within {self.timeout_s:g} s" if reason == TIMEOUT else f"its process ended: {ended}"
+        self._retry_or_record(call, reason, f"{story}\nlast output:\n{output}" if output else story)
+
+    def _retry_or_record(self, call: _Call, reason: str, story: str) -> None:
+        if len(call.rows) > 1:
+            self._waiting.extend(_Call(call.function, call.job, (row,)) for row in call.rows)
+        else:
+            self._record(call, [(None, reason, story)])
+
+    def _record(self, call: _Call, judged: Sequence[tuple[float | None, str | None, str]]) -> None:
+        for row, (value, reason, story) in zip(call.rows, judged, strict=True):
+            self._marks[call.job][row][call.function] = Mark(value, reason)
+            if reason is not None:
+                count, first = self._failures.get(reason, (0, f"{call.function}, completion {row}: {story}"))
+                self._failures[reason] = (count + 1, first)
+
+    def _replace(self, slot: int, *, stacks: bool = False) -> tuple[str | None, str]:
+        """A fresh worker in this slot: how the old one ended, and what it printed last."""
+        self._busy.pop(slot, None)
+        if (old := self._workers.pop(slot, None)) is not None:
+            old.sock.close()
+        if self._nursery is None:
+            raise RewardError(
+                f"the reward pool of {', '.join(self.functions)} is not running",
+                "rewards are computed by worker processes",
+                "call start() first, or use `with RewardPool(...) as pool:`",
+            )
+        self._workers[slot], obituary = self._nursery.spawn(slot, stacks=stacks)
+        return obituary.ended, obituary.output
+
+
+def _malformed(call: _Call, got: str) -> RewardError:
+    return RewardError(
+        f"reward function {call.function} returned {got} for {len(call.rows)} completions",
+        "a list that is cut or stretched gives completions each other's rewards",
+        f"return a list of {len(call.rows)}: one number, or None for no verdict, per completion",
+    )
+
+
+def _check(functions: Mapping[str, object], workers: int, timeout_s: float, memory_mb: int) -> None:
+    if not hasattr(os, "fork"):
+        raise RewardError("this system cannot fork", "reward functions run in forked workers", "use Linux or macOS")
+    wrong = [name for name, function in functions.items() if not callable(function)]
+    if not functions or wrong:
+        raise RewardError(
+            f"reward functions that cannot be called: {wrong}" if functions else "there is no reward function",
+            "nothing could be scored",
+            "give a mapping of name to function",
+        )
+    if workers < 1 or timeout_s <= 0 or memory_mb < 0:
+        raise RewardError(
+            f"the reward pool has {workers} workers, a timeout of {timeout_s} s and {memory_mb} MiB of memory",
+            "no call could ever be answered",
+            "use at least one worker, a positive timeout, and 0 MiB for no cap",
+        )

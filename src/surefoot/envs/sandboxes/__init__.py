@@ -1,0 +1,1 @@
+"""The walls around model-written code, and tests of it that it cannot see."""

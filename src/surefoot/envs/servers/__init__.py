@@ -1,0 +1,1 @@
+"""Tool servers over MCP: started, pinned, capped, pooled, buried."""

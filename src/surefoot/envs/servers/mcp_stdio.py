@@ -1,0 +1,241 @@
+"""A tool server as a process of its own: what it says, line by line, as long as it behaves.
+
+Owns       the process (through its keeper), its pipes, its private folder and the last of its standard error.
+Promises   no line, no total and no rate beyond the limits ever reaches memory; what is not strict JSON is a fault,
+           not a message; a server that does not read is given up; after `end` the process, all its descendants, its
+           descriptors and its folder are gone.
+Never      imports the MCP package, or knows what a message means.
+
+    server's stdout --> LineCutter --> strict JSON --> messages()
+                            |
+                            +-- too long, too much, too often --> WireFault(reason)
+
+Read next: `mcp_session.py`, which speaks MCP over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from surefoot.envs.servers import server_keeper
+from surefoot.envs.servers.mcp_lines import (
+    CRASHED,
+    FLOODED,
+    TIMEOUT,
+    UNAVAILABLE,
+    Bucket,
+    LineCutter,
+    WireFault,
+    message_of,
+)
+from surefoot.envs.servers.mcp_servers import Limits, Server
+from surefoot.safe_text import redact, spelled_out
+
+_PIECE = 64 * 1024
+_TAIL_LINES = 12
+
+
+class Pipe:
+    """One end of a pipe for an event loop: no thread, no transport, nothing left open."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self._loop = asyncio.get_running_loop()
+
+    async def read(self) -> bytes:
+        """Some bytes; none at the end, or when the pipe was closed here."""
+        while self.descriptor >= 0:
+            try:
+                return os.read(self.descriptor, _PIECE)
+            except BlockingIOError:
+                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+            except OSError:
+                return b""
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        """All of it; a BrokenPipeError when nobody reads any more."""
+        view = memoryview(data)
+        while view:
+            if self.descriptor < 0:
+                raise BrokenPipeError("closed")
+            try:
+                view = view[os.write(self.descriptor, view) :]
+            except BlockingIOError:
+                await self._ready(self._loop.add_writer, self._loop.remove_writer)
+
+    async def _ready(self, add: Callable[..., Any], remove: Callable[[int], Any]) -> None:
+        waiter, descriptor = self._loop.create_future(), self.descriptor
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        add(descriptor, wake)
+        try:
+            await waiter
+        finally:
+            if self.descriptor == descriptor:  # else it was closed, and the number may be somebody else's by now
+                remove(descriptor)
+
+    def close(self) -> None:
+        """Give the descriptor back; whoever waits on it is not woken."""
+        if self.descriptor >= 0:
+            self._loop.remove_reader(self.descriptor)
+            self._loop.remove_writer(self.descriptor)
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class ServerProcess:
+    """One running server. Make it inside an event loop; `end` it, whatever happens."""
+
+    def __init__(self, server: Server, limits: Limits) -> None:
+        self.server, self.limits = server, limits
+        self.folder = tempfile.mkdtemp(prefix="surefoot-tool-")
+        try:
+            self._start()
+        except OSError as error:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise WireFault(UNAVAILABLE, f"cannot be started: {error}") from error
+        self._stderr, self.stderr_bytes = bytearray(), 0
+        self._unasked = Bucket(limits.messages_per_s)
+        self._unasked_bytes = Bucket(4.0 * limits.max_line_bytes)
+        self._bytes = Bucket(limits.bytes_per_s)
+
+    def _start(self) -> None:
+        """The keeper, which starts the server; three pipes to the server and one to the keeper."""
+        control_theirs, control_ours = os.pipe()
+        keeper = [
+            sys.executable,
+            "-I",
+            "-S",
+            server_keeper.__file__,
+            str(os.getpid()),
+            str(control_theirs),
+            self.folder,
+        ]
+        try:
+            self._process = subprocess.Popen(
+                [*keeper, *self.server.command],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                env=self.server.environment(self.folder), cwd=self.server.cwd or self.folder,
+                start_new_session=True, pass_fds=(control_theirs,),
+            )  # fmt: skip
+        except OSError:
+            os.close(control_ours)
+            raise
+        finally:
+            os.close(control_theirs)
+        self._control: int | None = control_ours
+        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
+        # Copies under numbers of our own, so that nobody but Pipe ever closes them.
+        self._in, self._out, self._err = (Pipe(os.dup(s.fileno())) for s in streams if s is not None)
+        for stream in streams:
+            if stream is not None:
+                stream.close()
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process."""
+        return self._process.pid
+
+    # -- talking ---------------------------------------------------------------------------
+    async def messages(self) -> AsyncIterator[tuple[dict[str, Any], int]]:
+        """Each message and its size in bytes, until the server ends; a `WireFault` when it breaks a rule."""
+        cutter = LineCutter(self.limits.max_line_bytes, self.limits.max_result_bytes)
+        while piece := await self._out.read():
+            if not self._bytes.take(len(piece)):
+                raise WireFault(FLOODED, f"said more than {self.limits.bytes_per_s:g} bytes in a second")
+            for line, size in cutter.feed(piece):
+                if line.strip():
+                    yield message_of(line, size), size
+                elif not self._unasked.take(1):
+                    raise WireFault(FLOODED, "sends empty lines without end")
+
+    def count_unasked(self, size: int) -> None:
+        """Note a message that answers nothing; a `WireFault` when there are too many, or too big ones."""
+        if not self._unasked.take(1) or not self._unasked_bytes.take(size):
+            raise WireFault(
+                FLOODED, f"sent more than {self.limits.messages_per_s:g} messages or too much a second unasked"
+            )
+
+    async def write(self, data: bytes) -> None:
+        """One line to the server; a `WireFault` when it does not read, or is gone."""
+        try:
+            async with asyncio.timeout(self.limits.write_timeout_s):
+                await self._in.write(data)
+        except TimeoutError as error:
+            raise WireFault(TIMEOUT, f"did not read its input for {self.limits.write_timeout_s:g} s") from error
+        except OSError as error:
+            raise WireFault(CRASHED, "closed its input") from error
+
+    async def drain_stderr(self) -> None:
+        """Keep the last of it, until the server ends; a server that floods it is not held up, and fills nothing."""
+        while piece := await self._err.read():
+            self.stderr_bytes += len(piece)
+            self._stderr += piece
+            del self._stderr[: -self.limits.stderr_bytes]
+            if len(piece) == _PIECE:
+                await asyncio.sleep(0.001)  # others have something to say, too
+
+    def tail(self) -> str:
+        """The last lines of its standard error, safe to print; empty when it wrote none."""
+        text = bytes(self._stderr[-4096:]).decode("utf-8", errors="replace").strip()
+        return spelled_out(redact("\n".join(text.splitlines()[-_TAIL_LINES:]), {**os.environ, **self.server.env}))
+
+    # -- ending ----------------------------------------------------------------------------
+    async def exit_status(self, patience_s: float) -> int | None:
+        """As a shell would say it; None when it has not ended in time."""
+        give_up = time.monotonic() + patience_s
+        while self._process.poll() is None:
+            if time.monotonic() >= give_up:
+                return None
+            await asyncio.sleep(0.003)
+        return self._process.returncode
+
+    async def end(self, grace_s: float) -> None:
+        """Close its input, wait so long for it to go by itself, then end it and everything it started."""
+        self._in.close()
+        try:
+            if grace_s > 0:
+                await self.exit_status(grace_s)
+        finally:
+            self.kill()
+            if await self.exit_status(server_keeper.PATIENCE_S + 1.0) is None:
+                self._process.kill()  # somebody stopped the keeper; the server dies with it
+                self._process.wait()
+
+    def kill(self) -> None:
+        """Have the keeper end everything, at once; close our ends and forget the folder. May be called twice."""
+        self._hear_last_words()
+        if self._control is not None:
+            with contextlib.suppress(BrokenPipeError):  # a keeper that is gone has done its work
+                os.write(self._control, b"!")  # closing is not enough: a fork of ours may hold the pipe open
+            os.close(self._control)
+            self._control = None
+        for pipe in (self._in, self._out, self._err):
+            pipe.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _hear_last_words(self) -> None:
+        """What it wrote to its standard error and nobody read yet, without waiting."""
+        for _ in range(4):
+            try:
+                piece = os.read(self._err.descriptor, _PIECE) if self._err.descriptor >= 0 else b""
+            except OSError:
+                return  # nothing there right now
+            if not piece:
+                return
+            self._stderr += piece
+            del self._stderr[: -self.limits.stderr_bytes]

@@ -1,0 +1,1 @@
+"""Tools that are Python: functions, environment classes, foreign processes; and their recordings."""
