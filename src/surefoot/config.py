@@ -165,10 +165,10 @@ class Config(_Table):
 
     # -- what to train, on what -------------------------------------------------
     model: str
-    """Folder or hub name of the model to train; "pebble" is the built-in one."""
+    """Folder or hub name of the model to train; "pebble" is the built-in one, "pebble_tools" one that knows a calculator."""
 
     tasks: str
-    """JSONL, JSON or Parquet file, `reasoning_gym:NAME`, or "builtin:sums"."""
+    """JSONL, JSON or Parquet file, `reasoning_gym:NAME`, "builtin:sums" or "builtin:errands"."""
 
     num_tasks: Int = 1000
     """How many tasks a generator (`reasoning_gym:...`, `builtin:...`) makes; files are read whole."""

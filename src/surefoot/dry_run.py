@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surefoot.assemble.tooling import tool_recipe
 from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
 from surefoot.data.heldout import split_heldout
@@ -28,7 +29,7 @@ from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.plan import batch_arithmetic
 from surefoot.tracking.text import duration, shown_path, size
 
-PEBBLE = Path(__file__).parent / "assets" / "pebble"
+SHIPPED = {name: Path(__file__).parent / "assets" / name for name in ("pebble", "pebble_tools")}
 CHUNK_TOKENS = 128
 """Tokens whose logits are alive at once; `maths.logprobs` cuts there."""
 CPU_FLOPS, GPU_FLOPS = 60e9, 40e12
@@ -70,6 +71,7 @@ def dry_run(loaded: LoadedConfig) -> list[str]:
         heldout_tasks=len(heldout),
         parameters=facts.parameters if facts else None,
     )
+    lines += _tool_lines(config, loaded.base)
     lines += [f"rewards   {rewards}", f"folder    {shown_path(root)} (not created)", ""]
     if facts is None:
         lines.append(
@@ -80,8 +82,21 @@ def dry_run(loaded: LoadedConfig) -> list[str]:
     return [*lines, "", "dry run: everything above was checked, nothing was written"]
 
 
+def _tool_lines(config: Config, base: Path) -> list[str]:
+    """What rollouts may call; the file of servers is read, no server is started."""
+    recipe = tool_recipe(config, base)
+    if recipe is None:
+        return []
+    named = [*(f"{server.name} ({server.isolation})" for server in recipe.servers), *map(str, recipe.functions)]
+    named += [str(recipe.environment)] if recipe.environment is not None else []
+    limits = f"{config.max_turns} turns and {config.tools.max_calls} calls at most, {config.tools.mode}"
+    return [f"tools     {', '.join(named)}; {limits} (not started)"]
+
+
 def _check_rewards(config: Config, tasks: TaskSet, base: Path) -> str:
     if not config.reward_funcs:
+        if tasks.scorer is None and config.tools.environment is not None:
+            return f"what {config.tools.environment} says of itself"
         if tasks.scorer is None:
             raise RewardError(
                 f"no reward: reward_funcs is empty and {config.tasks} has no scorer of its own",
@@ -100,7 +115,7 @@ def _check_rewards(config: Config, tasks: TaskSet, base: Path) -> str:
 
 def model_facts(model: str, base: Path) -> ModelFacts | None:
     """Numbers of a model folder; None for a hub name, whose files are not here."""
-    folder = PEBBLE if model == "pebble" else (base / Path(model).expanduser())
+    folder = SHIPPED.get(model) or (base / Path(model).expanduser())
     if not folder.is_dir():
         if model.startswith((".", "/", "~")) or model.count("/") > 1:
             raise ModelError(

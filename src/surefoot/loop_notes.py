@@ -47,7 +47,7 @@ def step_one_warnings(metrics: Mapping[str, float], census: Census | None, confi
 
 
 PATIENCE = 5
-"""Steps without one tool call before a person is told; with one rollout in a thousand calling, luck needs time."""
+"""Steps in a row before a person is told: with few calls, luck needs time."""
 MANY_FAILED_CALLS = 0.5
 
 
@@ -57,6 +57,8 @@ class ToolAlarms:
 
     idle: int = 0
     """Steps in a row in which no rollout called a tool."""
+    failing: int = 0
+    """Steps in a row in which most calls failed."""
     said: set[str] = field(default_factory=set)
 
     def step(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
@@ -70,9 +72,10 @@ class ToolAlarms:
                 f"no rollout has called a tool for {self.idle} steps",
                 "show the tools in the prompt (tools.in_prompt, system_prompt) or in example tasks, or train without",
             )
-        if failed > MANY_FAILED_CALLS and self._first("failed"):
+        self.failing = self.failing + 1 if failed > MANY_FAILED_CALLS else 0
+        if self.failing >= PATIENCE and self._first("failed"):
             yield (
-                f"{failed:.0%} of tool calls were refused or answered with an error",
+                f"for {self.failing} steps most tool calls were refused or answered with an error ({failed:.0%})",
                 "look at calls in RUN/rollouts: wrong names or arguments, or a tool that does not work",
             )
 

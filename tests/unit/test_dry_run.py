@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from surefoot.config_load import load_config
-from surefoot.dry_run import PEBBLE, dry_run, memory_estimate, model_facts
+from surefoot.dry_run import SHIPPED, dry_run, memory_estimate, model_facts
 from surefoot.errors import ModelError, RewardError
 
 LLAMA = {
@@ -36,7 +36,7 @@ def test_the_count_from_config_json_is_the_count_in_the_weights(tmp_path: Path) 
     true = model_facts("pebble", tmp_path)
     assert true is not None
     assert true.counted_from == "weight files"
-    raw = json.loads((PEBBLE / "config.json").read_text())
+    raw = json.loads((SHIPPED["pebble"] / "config.json").read_text())
     counted = {}
     for tied in (True, False):
         path = tmp_path / str(tied)

@@ -71,8 +71,9 @@ def test_one_call_in_a_while_keeps_the_alarm_quiet() -> None:
 def test_many_failed_calls_are_told_once() -> None:
     alarms = ToolAlarms()
     bad = {"tools/called_share": 1.0, "tools/failure_frequency": 0.75}
-    assert [len(list(alarms.step(bad))) for _ in range(3)] == [1, 0, 0]
-    assert not list(ToolAlarms().step(bad | {"tools/failure_frequency": 0.5}))
+    assert [len(list(alarms.step(bad))) for _ in range(PATIENCE + 2)] == [0] * (PATIENCE - 1) + [1, 0, 0]
+    half = ToolAlarms()
+    assert not any(list(half.step(bad | {"tools/failure_frequency": 0.5})) for _ in range(3 * PATIENCE))
 
 
 def test_the_report_shows_turns_calls_masks_and_rewards_by_part() -> None:

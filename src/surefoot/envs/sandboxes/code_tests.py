@@ -28,7 +28,7 @@ _HERE = Path(__file__).parent
 _WORKER = (_HERE / "code_worker.py").read_bytes()
 _WIRE = {
     "surefoot/__init__.py": b"", "surefoot/envs/__init__.py": b"", "surefoot/envs/sandboxes/__init__.py": b"",
-    **{f"surefoot/envs/{name}": (_HERE / name).read_bytes() for name in ("code_wire.py", "code_codec.py")},
+    **{f"surefoot/envs/sandboxes/{name}": (_HERE / name).read_bytes() for name in ("code_wire.py", "code_codec.py")},
 }  # fmt: skip
 """All of our package that exists in the two sandboxes."""
 _SOLUTION_FROM_AFAR = b"import __main__\n\ndef __getattr__(name):\n    return __main__._surefoot.remote(name)\n"

@@ -1,0 +1,15 @@
+"""Rewards of the tool run: the answer has to be right, and a call has its price."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from surefoot.envs.grading import exact_answer
+
+right = exact_answer
+
+
+def calls(completions: Sequence[Any], **columns: Any) -> list[float]:
+    """(G,) how many tools each rollout called; a rollout of one plain text called none."""
+    return [0.0 if isinstance(said, str) else float(sum(m["role"] == "tool" for m in said)) for said in completions]
