@@ -11,5 +11,5 @@ right = exact_answer
 
 
 def calls(completions: Sequence[Any], **columns: Any) -> list[float]:
-    """(G,) how many tools each rollout called; a rollout of one plain text called none."""
-    return [0.0 if isinstance(said, str) else float(sum(m["role"] == "tool" for m in said)) for said in completions]
+    """(G,) how many tools each rollout called; with tools a completion is a list of messages."""
+    return [float(sum(message["role"] == "tool" for message in said)) for said in completions]

@@ -83,7 +83,7 @@ def test_the_report_shows_whole_rollouts(learned: Ran) -> None:
 @pytest.mark.parametrize(
     ("planted", "extra"),
     [
-        pytest.param(None, ["learning_rate=0"], id="learning_rate_0"),
+        pytest.param(None, ["learning_rate=0", "tasks_per_step=4"], id="learning_rate_0"),
         pytest.param("shuffle_rewards", [], id="rewards_shuffled_across_tasks", marks=pytest.mark.nightly),
     ],
 )

@@ -109,7 +109,7 @@ def _job(task: Task, rollouts: Sequence[Rollout]) -> RewardJob:
     prompt: Any = task.prompt if isinstance(task.prompt, str) else [dict(message) for message in task.prompt]
     talks = [conversation(rollout) for rollout in rollouts]
     completions: list[Any] = talks
-    if isinstance(prompt, str) and all(len(talk) == 1 for talk in talks):
+    if isinstance(prompt, str) and not any(rollout.ended for rollout in rollouts):  # with tools it is always messages
         completions = [rollout.text for rollout in rollouts]
     columns = {name: [value] * len(rollouts) for name, value in task.columns.items()}
     return RewardJob([prompt] * len(rollouts), completions, columns)

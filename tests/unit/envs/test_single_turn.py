@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -142,3 +143,13 @@ def test_a_failure_never_becomes_a_reward(said: dict[str, Mark]) -> None:
     assert (grade.reward is None) == (failed or not values) == (grade.failure is not None)
     if grade.reward is not None:
         assert grade.reward == pytest.approx(sum(values))
+
+
+def test_with_tools_a_completion_is_always_messages_called_or_not() -> None:
+    """A reward function that is sometimes handed text and sometimes messages fails on one of them."""
+    from surefoot.envs.single_turn import _job
+
+    plain = rollout("42", task=TASK)
+    with_tools = dataclasses.replace(plain, ended="answered")
+    assert _job(TASK, [plain]).completions == ["42"]
+    assert _job(TASK, [with_tools]).completions == [[{"role": "assistant", "content": "42"}]]
