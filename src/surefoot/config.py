@@ -235,6 +235,9 @@ class Config(_Table):
     max_prompt_length: Int | None = None
     """Tasks with a longer prompt (in tokens) are left out and counted; never cut."""
 
+    dynamic_sampling_batches: Int = 0
+    """Batches that one step may draw until tasks_per_step of their groups have rewards that differ; the others are dropped. 0 trains on whatever one batch gives."""
+
     max_completion_length: Int = 256
     """Longest completion in tokens; with tools, of one turn."""
 

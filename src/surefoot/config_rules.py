@@ -23,6 +23,7 @@ _POSITIVE = (
 ).split()
 _NOT_NEGATIVE = (
     "seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
+    "dynamic_sampling_batches "
     "preflight_tasks save_steps save_minutes reward_memory_mb engine.rows alpha_sdpo beta_replay max_staleness "
     "runtime.max_restarts runtime.engine_gpus runtime.learner_gpus"
 ).split()
@@ -70,6 +71,7 @@ def _pair_problems(config: Config) -> Iterator[str]:
     yield from _wait_problems(config)
     yield from _fleet_problems(config)
     yield from _tool_problems(config)
+    yield from _dynamic_problems(config)
     yield from _loss_problems(config)
     if config.reward_weights is not None and len(config.reward_weights) != max(1, len(config.reward_funcs)):
         yield (
@@ -92,6 +94,15 @@ def _wait_problems(config: Config) -> Iterator[str]:
         yield (
             f"stall_timeout_s = {config.stall_timeout_s} with reward_timeout_s = {config.reward_timeout_s}: a reward "
             "that uses its time would be taken for a stall; set stall_timeout_s higher"
+        )
+
+
+def _dynamic_problems(config: Config) -> Iterator[str]:
+    batches = config.dynamic_sampling_batches
+    if batches and config.max_staleness:
+        yield (
+            f"dynamic_sampling_batches = {batches} with max_staleness = {config.max_staleness}: a step that draws "
+            "again cannot be sampled ahead; set one of them to 0"
         )
 
 

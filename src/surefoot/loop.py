@@ -16,9 +16,9 @@ from contextlib import contextmanager
 
 from surefoot.config import Config
 from surefoot.guards import invariants
-from surefoot.loop_notes import step_one_warnings
+from surefoot.loop_notes import cannot_fill, step_one_warnings
 from surefoot.loop_run import Hooks, Metrics, Run
-from surefoot.policy.samples import sort_out, weigh
+from surefoot.policy.samples import Sorted, informative, sort_out, weigh
 from surefoot.policy.suspects import nonfinite_error
 from surefoot.protocols import Assignment
 from surefoot.records import Group, TrainSample
@@ -42,7 +42,7 @@ def train(run: Run) -> None:
     while run.step < config.max_steps and not halted(run):
         started, done = time.perf_counter(), run.step % passes
         batch = draw(run, run.step - done + 1)
-        groups = collect(run, batch)  # collect
+        batch, groups = collect(run, batch)  # collect
         if run.hooks.stop() and batch.groups is None:  # nothing has changed yet: the batch is played again
             raise StopRequested
         collected = time.perf_counter()
@@ -82,15 +82,36 @@ def draw(run: Run, step: int) -> Assignment:
     return batch
 
 
-def collect(run: Run, batch: Assignment) -> Sequence[Group]:
-    """Play the batch, unless an earlier life of this run did."""
+def collect(run: Run, batch: Assignment) -> tuple[Assignment, Sequence[Group]]:
+    """Play the batch, unless an earlier life of this run did; with dynamic sampling, more until enough can teach."""
     failpoint("loop.before_collect")
     if batch.groups is not None:
-        return batch.groups
+        return batch, batch.groups
     with run.hooks.phase("collect"):
         groups = run.runtime.collect(batch.tasks, batch.step)
+        while wanting := wanted(run, groups):
+            if len(groups) >= run.config.dynamic_sampling_batches * run.config.tasks_per_step:
+                raise cannot_fill(groups, wanting, run.config.dynamic_sampling_batches)
+            batch = run.books.draw_more(batch, run.config.tasks_per_step)
+            groups = [*groups, *run.runtime.collect(batch.tasks[len(groups) :], batch.step, len(groups))]
     failpoint("loop.after_collect")
-    return groups
+    return batch, groups
+
+
+def wanted(run: Run, groups: Sequence[Group]) -> int:
+    """How many groups with rewards that differ a step still lacks; 0 without dynamic sampling."""
+    if not run.config.dynamic_sampling_batches:
+        return 0
+    kept = sort_out(groups, partial=run.config.partial_groups).groups
+    return max(0, run.config.tasks_per_step - len(informative(kept)))
+
+
+def chosen(run: Run, groups: Sequence[Group]) -> Sorted:
+    """What is trained on: with dynamic sampling the first `tasks_per_step` groups whose rewards differ."""
+    kept = sort_out(groups, partial=run.config.partial_groups)
+    if not run.config.dynamic_sampling_batches:
+        return kept
+    return Sorted(informative(kept.groups)[: run.config.tasks_per_step], kept.dropped)
 
 
 def publish(run: Run) -> Metrics:
@@ -115,12 +136,12 @@ def prepare(run: Run, groups: Sequence[Group], *, again: bool = False) -> list[T
         again: a resumed run goes on between two passes over these groups, which it has looked at already.
     """
     if again:
-        return weigh(sort_out(groups, partial=run.config.partial_groups).groups, scale=run.config.scale_rewards)
+        return weigh(chosen(run, groups).groups, scale=run.config.scale_rewards)
     run.checked["groups"] += invariants.check_groups(
         groups, vocab_size=run.codec.vocab_size, stop_ids=run.codec.stop_ids
     )
     run.diversity.check(groups)
-    kept = sort_out(groups, partial=run.config.partial_groups)
+    kept = chosen(run, groups)
     run.lost = {f"failures/{reason}": float(n) for reason, n in kept.dropped.items()}
     samples = weigh(kept.groups, scale=run.config.scale_rewards)
     run.checked["samples"] += invariants.check_samples(samples, kept.groups)
@@ -138,7 +159,9 @@ def fates(run: Run, groups: Sequence[Group], samples: Sequence[TrainSample]) -> 
 
 def _why_dropped(group: Group) -> str:
     reasons = sorted({r.failure or "no_verdict" for r in group.rollouts if r.reward is None})
-    return reasons[0] if reasons else "partial_group"
+    if not reasons:  # only dynamic sampling leaves out a group that is whole
+        return "surplus" if informative([group]) else "equal_rewards"
+    return reasons[0]
 
 
 def learn(run: Run, samples: Sequence[TrainSample], iteration: int) -> Metrics:

@@ -7,13 +7,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from surefoot.config import Config
 from surefoot.errors import RewardError
 from surefoot.guards.noise import proportion_se
+from surefoot.records import Group
 
 if TYPE_CHECKING:
     from surefoot.policy.census import Census
@@ -44,6 +46,20 @@ def step_one_warnings(metrics: Mapping[str, float], census: Census | None, confi
             f"{len(census.still)} of {census.total} parameter tensors did not move, first {census.still[0]}",
             "expected for frozen parts only; otherwise they are cut off from the loss",
         )
+
+
+def cannot_fill(groups: Sequence[Group], wanting: int, batches: int) -> RewardError:
+    """Dynamic sampling gave up: what it drew, and what it found."""
+    rewards = Counter(
+        f"{group.rewards[0]:g}" for group in groups if len(set(group.rewards)) == 1 and None not in group.rewards
+    )
+    same = ", ".join(f"{count} with reward {reward} throughout" for reward, count in rewards.most_common(3))
+    return RewardError(
+        f"{len(groups)} groups in {batches} batches were drawn for one step, and {wanting} more with rewards that "
+        f"differ are wanted: {same or 'the others failed'}",
+        "a group of equal rewards has no gradient",
+        "use tasks that are neither solved nor hopeless, raise num_generations or dynamic_sampling_batches",
+    )
 
 
 PATIENCE = 5

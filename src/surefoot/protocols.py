@@ -280,6 +280,9 @@ class Books(Protocol):
     def draw(self, step: int, n: int) -> Assignment:
         """The batch of this step: the next `n` tasks, or what the journal holds of it."""
 
+    def draw_more(self, assignment: Assignment, n: int) -> Assignment:
+        """The same batch with `n` further tasks behind its own, none of them twice; before anything is kept."""
+
     def keep(self, assignment: Assignment, groups: Sequence[Group]) -> None:
         """Groups and their composition are on the disk when this returns: from here on the step can be repeated."""
 
@@ -290,8 +293,8 @@ class Books(Protocol):
 class Runtime(Protocol):
     """Who runs where. The loop sees only this."""
 
-    def collect(self, tasks: Sequence[Task], step: int) -> list[Group]:
-        """Play one group per task, scored; failures carry reasons."""
+    def collect(self, tasks: Sequence[Task], step: int, first: int = 0) -> list[Group]:
+        """Play one group per task, scored; failures carry reasons. `first` counts the step's groups so far."""
 
     def publish(self, weights: Weights, version: int) -> Mapping[str, float]:
         """Move version `version` to every engine and prove arrival; returns metrics."""

@@ -112,9 +112,10 @@ def speaker(says: Callable[[Request, str], str]) -> ScriptedEngine:
 def play(
     says: Callable[[Request, str], str], kit: Kit, *, limits: ToolLimits | None = None, graders: Graders | None = None,
     sampling: Sampling = SAMPLING, reply_tokens: int = 64, engine: Any = None, tasks: Sequence[Task] = (TASK,),
+    clock: Callable[[], float] = lambda: 0.0,
 ) -> list[Played]:  # fmt: skip
     made = codec(reply_tokens)
-    environment = ToolEnvironment(graders or Graders(), kit, limits or ToolLimits(max_turns=4))  # type: ignore[arg-type]
+    environment = ToolEnvironment(graders or Graders(), kit, limits or ToolLimits(max_turns=4), clock)  # type: ignore[arg-type]
     prompts = {task.id: made.encode_prompt(task.messages()) for task in tasks}
     collector = RolloutCollector(
         engine or speaker(says), environment, made, prompts, seed=0, token_count=made.token_count, tool_threads=4

@@ -40,7 +40,7 @@ class FakeRuntime:
     def __init__(self, diary: Diary, rewards: Callable[[int, int], float | None], finish: str) -> None:
         self.diary, self.rewards, self.finish, self.version = diary, rewards, finish, -1
 
-    def collect(self, tasks: Sequence[Task], step: int) -> list[Group]:
+    def collect(self, tasks: Sequence[Task], step: int, first: int = 0) -> list[Group]:
         self.diary.append(("collect", step))
         return [self._group(task, f"train/{step}/{i}", step) for i, task in enumerate(tasks)]
 

@@ -89,6 +89,10 @@ FOREIGN: dict[str, str] = {
     ),
     **dict.fromkeys(["environment_factory", "env", "environment"], 'use tools.environment = "file.py:Class"'),
     **dict.fromkeys(["tool_config_path", "mcp_servers", "mcpServers"], 'use tools.servers = "mcp.json"'),
+    **dict.fromkeys(
+        ["use_dynamic_sampling", "filter_groups", "dynamic_sampling_max_gen_batches", "max_num_gen_batches"],
+        "use dynamic_sampling_batches",
+    ),
     "dryrun": "use --dry-run",
     "log_completions": "use save_rollouts",
     "warmup_ratio": "use warmup_steps",

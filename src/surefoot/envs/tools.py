@@ -63,6 +63,11 @@ class ToolSession:
         self.turns = self.calls = 0
         self._until = clock() + limits.rollout_timeout_s
 
+    @property
+    def expired(self) -> bool:
+        """Whether the rollout has used up its seconds."""
+        return self._clock() >= self._until
+
     def answer(self, text: str) -> Reply:
         """Ask what this completion asks for; a `ToolFailedError` when somebody other than the model failed."""
         self.turns += 1
@@ -121,8 +126,11 @@ class ToolEnvironment:
         graders: reward functions; without any, the rollouts' own world is the only judge.
     """
 
-    def __init__(self, graders: SingleTurnEnvironment, toolkit: Toolkit, limits: ToolLimits) -> None:
-        self.graders, self.toolkit, self.limits = graders, toolkit, limits
+    def __init__(
+        self, graders: SingleTurnEnvironment, toolkit: Toolkit, limits: ToolLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.graders, self.toolkit, self.limits, self._clock = graders, toolkit, limits, clock
         self._names = [spec.name for spec in toolkit.specs]
         self._failures: dict[str, tuple[int, str]] = {}
 
@@ -130,7 +138,7 @@ class ToolEnvironment:
         """Tools for one rollout; asked for again when there are none to be had at the moment."""
         for attempt in range(1, self.limits.open_attempts + 1):
             try:
-                return ToolSession(self.toolkit.open(task, rollout, seed), self._names, self.limits)
+                return ToolSession(self.toolkit.open(task, rollout, seed), self._names, self.limits, self._clock)
             except ToolFailedError:
                 if attempt == self.limits.open_attempts:
                     raise

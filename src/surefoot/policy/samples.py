@@ -49,6 +49,11 @@ def sort_out(groups: Sequence[Group], *, partial: str) -> Sorted:
     return Sorted(kept, dropped)
 
 
+def informative(groups: Sequence[Group]) -> list[Group]:
+    """Those whose rewards differ: a group of equal rewards has no gradient."""
+    return [group for group in groups if len(set(group.rewards)) > 1]
+
+
 def _refused(group: Group, scored: Sequence[Rollout], lost: Counter[str]) -> PartialGroupError:
     reasons = ", ".join(f"{n} {reason}" for reason, n in lost.most_common())
     return PartialGroupError(

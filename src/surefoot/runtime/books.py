@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from surefoot.data.tasks import Border, epoch_order, refuse_empty_or_repeated
-from surefoot.errors import InvariantError, StateError
+from surefoot.errors import InvariantError, StateError, TaskError
 from surefoot.protocols import Assignment
 from surefoot.records import Group, Task
 from surefoot.store.batches import BatchLog
@@ -55,6 +55,15 @@ class RunBooks:
         self._open[step] = items, leases
         groups = None if kept is None else tuple(self.batches.load(step, self.tasks))
         return Assignment(step, tasks, groups)
+
+    def draw_more(self, assignment: Assignment, n: int) -> Assignment:
+        """The next `n` tasks of the queue behind those of the batch; none of them is in it already."""
+        items, leases = self._open[assignment.step]
+        more = self._lease(n, held=[item.task for item in items])
+        items, leases = [*items, *(lease.item for lease in more)], [*leases, *more]
+        tasks = self.hold(assignment.step, items)
+        self._open[assignment.step] = items, leases
+        return Assignment(assignment.step, tasks)
 
     def hold(self, step: int, items: Sequence[Item]) -> tuple[Task, ...]:
         """The batch of this step is made of these delivered items; their tasks, none of them held out."""
@@ -97,9 +106,15 @@ class RunBooks:
         self.ledger.check()
         return self.ledger.balance()
 
-    def _lease(self, n: int) -> list[Lease]:
+    def _lease(self, n: int, held: Sequence[str] = ()) -> list[Lease]:
+        if len(held) + n > len(self.tasks):
+            raise TaskError(
+                f"one step needs {len(held) + n} different tasks, there are {len(self.tasks)}",
+                "a task twice in a step would be two groups of the same question",
+                "bring more tasks, or lower tasks_per_step or dynamic_sampling_batches",
+            )
         if self.ledger.pending < n:
-            self.plan_epoch(needed=n - self.ledger.pending)
+            self.plan_epoch(needed=n - self.ledger.pending, held=held)
         return self.ledger.lease(n, holder=HOLDER)
 
     def plan_epoch(self, needed: int, held: Sequence[str] = ()) -> None:
@@ -146,6 +161,10 @@ class LooseBooks:
     def draw(self, step: int, n: int) -> Assignment:
         """The next tasks."""
         return Assignment(step, tuple(self.next_tasks(n)))
+
+    def draw_more(self, assignment: Assignment, n: int) -> Assignment:
+        """The next tasks behind those."""
+        return Assignment(assignment.step, (*assignment.tasks, *self.next_tasks(n)))
 
     def keep(self, assignment: Assignment, groups: Sequence[Group]) -> None:
         """Nothing is kept."""

@@ -50,9 +50,11 @@ class FleetPlayers:
         self.fleet, self.thread, self.prompts = fleet, thread, prompts
         self.environment: Environment = FleetEnvironment(environment, fleet)
 
-    def play(self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int) -> list[Played]:
-        """One scored group per task, in order."""
-        orders = [self.order(task, sampling, purpose, step, i) for i, task in enumerate(tasks)]
+    def play(
+        self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int, first: int = 0
+    ) -> list[Played]:
+        """One scored group per task, in order; `first` is the position of the first one in its step."""
+        orders = [self.order(task, sampling, purpose, step, i) for i, task in enumerate(tasks, first)]
         return self.thread.wait(self._play(orders))
 
     def order(self, task: Task, sampling: Sampling, purpose: str, step: int, position: int) -> Order:

@@ -35,8 +35,10 @@ class Players(Protocol):
     def environment(self) -> Environment:
         """Graders in this process, to ask once more or for an explanation."""
 
-    def play(self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int) -> list[Played]:
-        """One scored group per task, in order."""
+    def play(
+        self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int, first: int = 0
+    ) -> list[Played]:
+        """One scored group per task, in order; `first` is the position of the first one in its step."""
 
 
 class JudgingRuntime:
@@ -46,9 +48,9 @@ class JudgingRuntime:
         self.players, self.train, self.evaluation = players, train, evaluation
         self.max_failures = max_failures
 
-    def collect(self, tasks: Sequence[Task], step: int) -> list[Group]:
+    def collect(self, tasks: Sequence[Task], step: int, first: int = 0) -> list[Group]:
         """Play one group per task, scored; stops when more rollouts lack a verdict than allowed."""
-        groups = [p.group for p in self.players.play(tasks, self.train, purpose="train", step=step)]
+        groups = [p.group for p in self.players.play(tasks, self.train, purpose="train", step=step, first=first)]
         self.check_failures([r for g in groups for r in g.rollouts], f"step {step}")
         return groups
 

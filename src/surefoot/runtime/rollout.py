@@ -40,9 +40,11 @@ class RolloutCollector:
         self.prompts, self.seed, self.token_count = prompts, seed, token_count
         self.tool_threads = tool_threads
 
-    def play(self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int) -> list[Played]:
-        """One scored group per task, in order."""
-        return self.play_orders([self.order(task, sampling, purpose, step, i) for i, task in enumerate(tasks)])
+    def play(
+        self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int, first: int = 0
+    ) -> list[Played]:
+        """One scored group per task, in order; `first` is the position of the first one in its step."""
+        return self.play_orders([self.order(task, sampling, purpose, step, i) for i, task in enumerate(tasks, first)])
 
     def order(self, task: Task, sampling: Sampling, purpose: str, step: int, position: int) -> Order:
         """What has to be known to play one group, here or elsewhere."""

@@ -14,6 +14,7 @@ import concurrent.futures
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from surefoot.errors import ConfigError
 from surefoot.protocols import Assignment
 from surefoot.pulse import beat
 from surefoot.records import Group
@@ -52,6 +53,13 @@ class StreamBooks:
             future.cancel()
             raise
         return future.result()
+
+    def draw_more(self, assignment: Assignment, n: int) -> Assignment:
+        """Not while sampling runs ahead: `config_rules` refuse it."""
+        raise ConfigError(
+            "dynamic sampling was asked of a stream", "its batches are whole before the step begins",
+            "set max_staleness = 0",
+        )  # fmt: skip
 
     def keep(self, assignment: Assignment, groups: Sequence[Group]) -> None:
         """The composition of the batch is on the disk when this returns."""

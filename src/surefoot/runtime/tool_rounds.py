@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from surefoot.envs.tools import ToolEnvironment, ToolSession
+from surefoot.envs.tools import DEADLINE, ToolEnvironment, ToolSession
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.protocols import Codec, Engine, Request
 from surefoot.pulse import beat
@@ -143,6 +143,9 @@ class ToolRounds:
     def _speak(self, attempts: Sequence[Attempt], engine: Engine, listener: Listener) -> None:
         asked: list[tuple[Attempt, Request]] = []
         for attempt in attempts:
+            if attempt.session is not None and attempt.session.expired:
+                attempt.failure = DEADLINE  # those who are done, or have time, go on without it
+                continue
             request = attempt.request(self.seed, self.codec.stop_ids)
             if request is None:
                 attempt.ended = CONTEXT

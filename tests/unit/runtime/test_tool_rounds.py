@@ -309,3 +309,24 @@ def test_errors_of_a_tool_are_shown_to_the_model() -> None:
     for rollout in rollouts_of(play(one_call, kit)):
         assert rollout.turns[0].calls[0].outcome == "error"
         assert "no such file" in tokenizer().decode(rollout.turns[1].prompt_ids)
+
+
+def test_a_rollout_that_runs_out_of_time_is_given_up_and_finished_siblings_are_kept() -> None:
+    now = [0.0]
+
+    def says(request: Request, context: str) -> str:
+        return "42" if request.id.startswith("train/1/0/0") else call()
+
+    def slow(rollout: str) -> Box:
+        def answer(*_: object) -> str:
+            now[0] += 10.0
+            return "wait"
+
+        return Box(answer)
+
+    limits = ToolLimits(max_turns=50, max_calls=50, rollout_timeout_s=25.0)
+    kit = Kit(slow)
+    done, late = rollouts_of(play(says, kit, limits=limits, clock=lambda: now[0]))
+    assert (done.reward, done.ended) == (1.0, "answered")
+    assert (late.reward, late.failure, len(late.turns)) == (None, "rollout_deadline", 3)
+    assert all(box.closed == 1 for box in kit.boxes.values())
