@@ -54,7 +54,8 @@ integration: $(VENV)/.test ## tests/silent, parity, runs and faults
 
 KILLS := kills every_failpoint resume_steps resume_refusals disk_faults two_drivers planted_losses stop_signals \
 	stalls descendants numerics out_of_memory reward_kinds reward_memory config_typos secrets sinks clocks \
-	store_kills store_simulator checkpoint_faults mutants async_simulator async_kills lying_syncs
+	store_kills store_simulator checkpoint_faults mutants async_simulator async_kills lying_syncs \
+	ray_chaos ray_kills bad_servers sandbox_probes grader_cheats cassette_faults streaming_faults
 faults: $(VENV)/.test ## kill -9, full disk, EIO, NaN and bad rewards, in full; then the table of docs/reliability.md
 	@$(call PYTEST,faults,-m "nightly or not nightly" -n 2 $(KILLS:%=tests/faults/test_%.py))
 	@$(COUNT) $(REPORTS)/faults.xml

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from figures import Record, note
 
 from surefoot.envs.sandbox import Limits, Sandbox, available
 from surefoot.envs.sandboxes.code_tests import CodeVerdict, grade_code
@@ -201,8 +202,11 @@ def test_the_honest_answer_is_rewarded(form: str, sandbox: Sandbox) -> None:
     assert verdict == CodeVerdict(True, verdict.total, 0, None)
 
 
+CHEATED = "cheat against a grader of code: not rewarded"
+
+
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_a_cheat_is_not_rewarded(cheat: str) -> None:
+def test_a_cheat_is_not_rewarded(cheat: str, record_property: Record) -> None:
     sandbox = Sandbox(Limits(wall_s=1.0 if cheat in ENDLESS else 30.0, processes=8))
     for form, tests in FORMS.items():
         if form == "calls" and cheat not in ALSO_AGAINST_CALLS:
@@ -211,6 +215,7 @@ def test_a_cheat_is_not_rewarded(cheat: str) -> None:
         assert verdict.passed is False, (form, verdict)
         assert verdict.failed > 0
         assert (verdict.reason == "timed_out") == (cheat in ENDLESS), verdict
+    note(record_property, "P16", CHEATED, 1)
 
 
 def test_there_are_more_than_fifteen_cheats() -> None:
@@ -235,9 +240,10 @@ def test_an_honest_program_is_rewarded(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("cheat", PROGRAM_CHEATS)
-def test_a_program_that_cheats_is_not_rewarded(cheat: str) -> None:
+def test_a_program_that_cheats_is_not_rewarded(cheat: str, record_property: Record) -> None:
     verdict = grade_code(PROGRAM_CHEATS[cheat], PROGRAM_TESTS, Sandbox(Limits(wall_s=1.0)))
     assert verdict.passed is False
+    note(record_property, "P16", CHEATED, 1)
 
 
 def test_planted_a_grader_that_runs_the_tests_beside_the_code_is_fooled(sandbox: Sandbox) -> None:

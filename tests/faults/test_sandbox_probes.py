@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from figures import Record, note
 from sandbox_probes import CALL_PROGRAM, CALLS, FILES, NETWORK, POWERS, PREAMBLE, WITHOUT_SANDBOX
 
 from surefoot.envs.rewards.process_tree import family
@@ -67,13 +68,16 @@ def probe(body: str, **host: Any) -> str:
     return PREAMBLE + body.format(**host)
 
 
+PROBED = "probe of the sandbox (files, network, powers): tried from inside, did not get it"
+
+
 def refused(outcome: Outcome) -> bool:
     """It tried, and it did not get it."""
     return "TRIED" in outcome.stdout and "GOT" not in outcome.stdout
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_a_probe_does_not_get(name: str, host: dict[str, Any], sandbox: Sandbox) -> None:
+def test_a_probe_does_not_get(name: str, host: dict[str, Any], sandbox: Sandbox, record_property: Record) -> None:
     readable, writable = os.pipe()
     os.set_inheritable(readable, True)
     try:
@@ -83,6 +87,7 @@ def test_a_probe_does_not_get(name: str, host: dict[str, Any], sandbox: Sandbox)
         os.close(writable)
     assert refused(outcome), outcome
     os.kill(host["victim"], 0)
+    note(record_property, "P15", PROBED, 1)
 
 
 @pytest.mark.parametrize("name", WITHOUT_SANDBOX)
@@ -94,11 +99,12 @@ def test_the_same_probe_succeeds_where_nothing_contains_it(name: str, host: dict
     assert "GOT" in done.stdout, (done.stdout, done.stderr)
 
 
-def test_no_system_call_of_the_list_reaches_the_kernel(sandbox: Sandbox) -> None:
+def test_no_system_call_of_the_list_reaches_the_kernel(sandbox: Sandbox, record_property: Record) -> None:
     outcome = sandbox.run_python(probe(CALL_PROGRAM, calls=CALLS))
     assert outcome.exit_code == 0, outcome
     assert outcome.stdout.count("TRIED") == len(CALLS) + 1, "one for each, and one for the program"
     assert [line for line in outcome.stdout.splitlines() if line.startswith("GOT")] == []
+    note(record_property, "P15", "system call that model-written code may not make: refused by the kernel", len(CALLS))
 
 
 def test_there_are_more_than_forty_probes() -> None:

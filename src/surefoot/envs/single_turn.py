@@ -126,7 +126,9 @@ def conversation(rollout: Rollout) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for turn in rollout.turns:
         messages.append({"role": "assistant", "content": turn.text})
-        messages += [{"role": "tool", "name": call.name, "content": call.answer} for call in turn.calls]
+        messages += [
+            {"role": "tool", "name": call.name, "content": call.answer, "outcome": call.outcome} for call in turn.calls
+        ]
     return messages
 
 
