@@ -114,7 +114,7 @@ def _tool_problems(config: Config) -> Iterator[str]:
         yield f"tools.mode = {tools.mode} without tools; set tools.servers, tools.functions or tools.environment"
     if tools.mode == "record" and config.runtime.kind == "ray":
         yield 'tools.mode = record with runtime.kind = ray: one process writes a cassette; record with "local"'
-    if tools.call_timeout_s >= config.stall_timeout_s:
+    if tools.on and tools.call_timeout_s >= config.stall_timeout_s:
         yield (
             f"tools.call_timeout_s = {tools.call_timeout_s} with stall_timeout_s = {config.stall_timeout_s}: a tool "
             "that uses its time would be taken for a stall; set stall_timeout_s higher"

@@ -34,6 +34,8 @@ FILE_TIMES = {"st_mtime", "st_ctime", "st_atime", "st_mtime_ns", "st_ctime_ns", 
 """What the wall clock said when a file was changed, whatever the object."""
 
 SHOWN: dict[str, tuple[int, str]] = {
+    "data/large/task_index.py": (1, "whether a file is another one than before: equal or not, never earlier or later"),
+    "data/large/task_table.py": (1, "the same"),
     "demo/hack.py": (1, "names the folder of a demo"),
     "harness/affected/hooks.py": (1, "the session's start, held against file times below"),
     "harness/affected/remember.py": (

@@ -25,7 +25,7 @@ from surefoot.errors import SurefootError
 from surefoot.policy import learner as learner_module
 from surefoot.policy.samples import Sorted
 from surefoot.records import Group
-from surefoot.runtime import rollout as rollout_module
+from surefoot.runtime import answers
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_planted_learner_that_forgets_the_first_of_its_two_checks_is_still_stopp
 
 
 def test_planted_collector_that_lets_logprobs_pass_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_module, "are_logprobs", lambda values: True)
+    monkeypatch.setattr(answers, "are_logprobs", lambda values: True)
     assert all(run(world, "sampler logprob", seed) for seed in range(4))
 
 

@@ -104,9 +104,9 @@ def copy_of_the_package(folder: Path, *changes: tuple[str, str, str]) -> Path:
         else:
             shutil.copy(source, target / part)
     for file, stands, instead in changes:
-        text = (target / "envs" / file).read_text()
+        text = (target / "envs" / "sandboxes" / file).read_text()
         assert text.count(stands) == 1, f"{file} has changed: {stands!r}"
-        (target / "envs" / file).write_text(text.replace(stands, instead))
+        (target / "envs" / "sandboxes" / file).write_text(text.replace(stands, instead))
     return folder
 
 

@@ -137,7 +137,7 @@ def test_patience_and_concurrency_reach_those_who_wait(configure: Any, assembled
         assert (limits.call_timeout_s, parts.runtime.collector.tool_threads) == (patience, threads)
         parts.runtime.close()
     with pytest.raises(ConfigError, match="taken for a stall"):
-        configure(tools__call_timeout_s=900.0)
+        configure(tools__call_timeout_s=900.0, **keys)
 
 
 @pytest.mark.config_key("tools.mode", "tools.cassette", "tools.on_miss")
