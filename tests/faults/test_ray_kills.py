@@ -29,6 +29,7 @@ def undisturbed(tmp_path: Path, words: list[str]) -> Ran:
     return alone
 
 
+@pytest.mark.nightly
 def test_stopped_members_and_a_killed_learner_change_not_one_number(tmp_path: Path) -> None:
     """SIGSTOP a worker, then SIGCONT it after its replacement; SIGKILL the learner: the session goes on by itself."""
     pytest.importorskip("ray", reason="needs the ray extra")

@@ -53,6 +53,7 @@ main()
 """Every engine is treated as one on another machine: weights go by value, through the object store."""
 
 
+@pytest.mark.nightly
 def test_weights_that_go_by_value_to_other_machines_give_the_same_numbers(tmp_path: Path, local: Ran) -> None:
     with ray_run(tmp_path / "ray", *STEPS, entry=[sys.executable, "-c", ELSEWHERE]) as run:
         code, said = run.end()
