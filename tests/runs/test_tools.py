@@ -88,7 +88,9 @@ def test_the_report_shows_whole_rollouts(learned: Ran) -> None:
     ],
 )
 def test_a_null_control_does_not_reach_the_target(tmp_path: Path, planted: str | None, extra: list[str]) -> None:
-    ran = surefoot("train", CONFIG, *SHORT, *extra, cwd=tmp_path, planted=planted)
+    replaced = {word.partition("=")[0] for word in extra}
+    words = [word for word in SHORT if word.partition("=")[0] not in replaced]
+    ran = surefoot("train", CONFIG, *words, *extra, cwd=tmp_path, planted=planted)
     assert ran.code == 1, ran.out + ran.err
     assert (ran.verdict["status"], ran.verdict["executed_steps"]) == ("FAIL", 16)
 
