@@ -62,7 +62,7 @@ def test_a_minute_of_chaos_changes_not_one_number(tmp_path: Path, record_propert
     pytest.importorskip("ray", reason="needs the ray extra")
     took, periods = chaos(tmp_path, seconds=60.0, steps=70, seed=7)
     print(told(took, periods))
-    note(record_property, "chaos", "engine or worker killed at random: run equal to the undisturbed one", len(took), told(took, periods))  # fmt: skip
+    note(record_property, "P8", "engine or worker killed at random: run equal to the undisturbed one", len(took), told(took, periods))  # fmt: skip
 
 
 @pytest.mark.nightly
@@ -70,4 +70,4 @@ def test_ten_minutes_of_chaos_change_not_one_number(tmp_path: Path, record_prope
     pytest.importorskip("ray", reason="needs the ray extra")
     took, periods = chaos(tmp_path, seconds=600.0, steps=700, seed=11)
     print(told(took, periods))
-    note(record_property, "chaos", "ten minutes: run equal to the undisturbed one", len(took), told(took, periods))
+    note(record_property, "P8", "ten minutes: run equal to the undisturbed one", len(took), told(took, periods))
