@@ -157,6 +157,10 @@ def test_built_in_scorers_pass(tmp_path: Path) -> None:
 
 
 def test_code_is_probed_in_the_sandbox(tmp_path: Path) -> None:
+    from surefoot.envs.sandbox import available
+
+    if not available().usable:
+        pytest.skip(f"this host has no sandbox: {available().missing}")
     row = {"prompt": "Add.", "verifier_type": "code", "answer": "def add(a, b):\n    return a + b\n",
            "tests": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]}  # fmt: skip
     done = probe(tmp_path, "--adversarial", "6", rows=[row])

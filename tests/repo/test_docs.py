@@ -16,10 +16,20 @@ from warm_command import shared
 PAGES = [*DOCS, ROOT / "CONTRIBUTING.md", ROOT / "tests" / "README.md"]
 
 
+def skip_without_sandbox(path: Path) -> None:
+    """One page shows what only a host with a sandbox can do."""
+    if path.name == "sandbox.md":
+        from surefoot.envs.sandbox import available
+
+        if not available().usable:
+            pytest.skip(f"this host has no sandbox: {available().missing}")
+
+
 @pytest.mark.slow  # `make check` leaves it to `make test`
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_every_block_executes(path: Path, tmp_path: Path) -> None:
     """One page in interpreters of its own; the others, until the night, in forks that have the libraries loaded."""
+    skip_without_sandbox(path)
     text = path.read_text(encoding="utf-8")
     warm = None if path.name == "sinks.md" else shared(*(["trl"] if "from trl import" in text else []))
     assert run_blocks(relative(path), text, tmp_path, warm) == ""
@@ -28,6 +38,7 @@ def test_every_block_executes(path: Path, tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("path", PAGES, ids=relative)
 def test_every_block_executes_in_fresh_interpreters(path: Path, tmp_path: Path) -> None:
+    skip_without_sandbox(path)
     assert run_blocks(relative(path), path.read_text(encoding="utf-8"), tmp_path) == ""
 
 
