@@ -76,7 +76,13 @@ def test_every_turn_of_the_run_kept_its_tokens(learned: Ran) -> None:
 
 def test_the_report_shows_whole_rollouts(learned: Ran) -> None:
     page = (learned.run / "report.html").read_text()
-    for shown in ("calculator__evaluate (ok)", "tokens read, masked", "tokens, trained", "rollout ended by answered"):
+    for shown in (
+        "calculator__evaluate (ok)",
+        "tokens read, masked",
+        "tokens, trained",
+        "rollout ended by answered",
+        "Tool calls",
+    ):
         assert shown in page, shown
 
 

@@ -24,7 +24,8 @@ PARTS = ("collect", "learn", "publish", "pack", "proof")
 
 def charts(data: RunData) -> list[Chart]:
     """Every chart for which there is a number."""
-    found = [*_learning(data), *_singles(data), *_length(data), *_time(data), *_async(data), *_proof(data)]
+    found = [*_learning(data), *_singles(data), *_length(data), *_tools(data), *_time(data), *_async(data)]
+    found += _proof(data)
     return [chart for chart in found if any(curve.points for curve in chart.curves)]
 
 
@@ -81,6 +82,17 @@ def _singles(data: RunData) -> Iterator[Chart]:
 def _length(data: RunData) -> Iterator[Chart]:
     curves = [Curve(kind, data.series(f"completions/{kind}_length")) for kind in ("mean", "min", "max")]
     yield Chart("Completion length", [c for c in curves if c.points], *_facts("completions/mean_length"), floor=0.0)
+
+
+def _tools(data: RunData) -> Iterator[Chart]:
+    """Only of runs with tools."""
+    pairs = (
+        ("calls per rollout", "tools/call_frequency"), ("rollouts that call", "tools/called_share"),
+        ("calls that failed", "tools/failure_frequency"),
+    )  # fmt: skip
+    found = [Curve(label, data.series(name)) for label, name in pairs if data.series(name)]
+    if found:
+        yield Chart("Tool calls", found, "calls, shares", "steady", "what rollouts asked of tools", floor=0.0)
 
 
 def _time(data: RunData) -> Iterator[Chart]:
