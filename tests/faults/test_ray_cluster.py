@@ -156,7 +156,7 @@ def test_what_ray_does_not_know_of_ends_with_a_killed_driver_because_of_the_reap
         process.wait()
         mark = f"{reaper.MARK}={there['mark']}".encode()
         left = left_after(mark, 5.0)
-    reaper.end_marked(mark)
+    reaper.end_marked(mark, there["folder"], os.getpid())
     shutil.rmtree(there["folder"], ignore_errors=True)
     assert (left == []) is reaped
 
@@ -192,6 +192,34 @@ def test_signals_to_everybody_do_not_keep_the_reaper_from_its_work(tmp_path: Pat
             process.kill()
             process.wait()
         watcher.stdout.close()
+
+
+@pytest.mark.parametrize("blind", [False, True], ids=["by its open files", "planted: by the mark alone"])
+def test_a_process_that_wrote_its_title_over_its_mark_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blind: bool
+) -> None:
+    """As Ray's agents do. The driver's own child with a file open there is left alone."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    if blind:
+        monkeypatch.setattr(reaper, "holding", lambda folder: [])
+    with (folder / "agent.out").open("w") as log:
+        own = subprocess.Popen(["sleep", "600"], stdout=log, env={})
+        starter = f"sleep 600 > {folder}/raylet.out 2>&1 & echo $!"
+        orphan = int(
+            subprocess.run(
+                ["sh", "-c", starter], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, check=True
+            ).stdout
+        )
+    try:
+        ended = reaper.end_marked(b"SUREFOOT_FLEET_MARK=nobody", str(folder), os.getpid())
+        assert (orphan in ended) is not blind
+        assert own.poll() is None
+    finally:
+        own.kill()
+        own.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(orphan, 9)
 
 
 @pytest.mark.config_key("runtime.address")

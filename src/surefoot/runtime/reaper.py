@@ -1,13 +1,14 @@
 """Ends everything that a run's private cluster left behind: a script of its own, started before Ray.
 
-Owns       every process that carries the run's random mark in its environment, wherever it hangs in the process
-           tree; the cluster's temporary folder; the shared memory that they wrote weights into.
+Owns       every process that carries the run's random mark in its environment, or has a file of the cluster's folder
+           open, wherever it hangs in the process tree; that folder; the shared memory that they wrote weights into.
 Promises   when the driver closes the pipe, or goes in any way (SIGKILL included), all of them are gone within
            seconds, those that start meanwhile too; then this process goes. SIGINT, SIGTERM and SIGHUP, which a
            terminal or a scheduler sends to everybody, do not end it sooner.
-Never      imports anything of ours, touches a process without the mark, or outlives its work.
+Never      imports anything of ours, touches the driver, its children or a stranger, or outlives its work.
 
-Ray alone is not enough: after a SIGKILL of the driver some of its helpers live on.
+Ray alone is not enough: after a SIGKILL of the driver some of its helpers live on. Their environment is not enough
+either: they write their title over the beginning of it, and with it over the mark. Their log files stay open.
 
 Read next: `ray_cluster.py`, which starts it and waits for it.
 """
@@ -39,7 +40,7 @@ def main(mark: str, folder: str, parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.write(1, READY)
     await_end(parent)
-    ended = end_marked(f"{MARK}={mark}".encode())
+    ended = end_marked(f"{MARK}={mark}".encode(), folder, parent)
     shutil.rmtree(folder, ignore_errors=True)
     remove_shared_memory(ended)
 
@@ -53,12 +54,12 @@ def await_end(parent: int) -> None:
             return
 
 
-def end_marked(mark: bytes) -> set[int]:
-    """SIGKILL to every process with the mark, until several looks in a row find none; who they were."""
+def end_marked(mark: bytes, folder: str, driver: int) -> set[int]:
+    """SIGKILL to every process of the cluster, until several looks in a row find none; who they were."""
     give_up, empty = time.monotonic() + _PATIENCE_S, 0
     ended: set[int] = set()
     while empty < _EMPTY_LOOKS and time.monotonic() < give_up:
-        found = marked(mark)
+        found = [*marked(mark), *(pid for pid in holding(folder) if not _is_drivers(pid, driver))]
         ended.update(found)
         for pid in found:
             try:
@@ -77,6 +78,36 @@ def marked(mark: bytes) -> list[int]:
         if name.isdigit() and int(name) != os.getpid() and mark in _environment(int(name)):
             found.append(int(name))
     return found
+
+
+def holding(folder: str) -> list[int]:
+    """Processes with a file below this folder open, removed or not; never ourselves."""
+    found = []
+    for name in os.listdir("/proc"):
+        if (
+            name.isdigit()
+            and int(name) != os.getpid()
+            and any(link.startswith(f"{folder}/") for link in _open_files(name))
+        ):
+            found.append(int(name))
+    return found
+
+
+def _open_files(pid: str) -> list[str]:
+    """Empty for what has ended, and for what belongs to somebody else."""
+    try:
+        return [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
+    except OSError:
+        return []
+
+
+def _is_drivers(pid: int, driver: int) -> bool:
+    """The driver itself, which may live on, and what it has forked."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return pid == driver or int(file.read().rpartition(b")")[2].split()[1]) == driver
+    except (OSError, IndexError, ValueError):
+        return False
 
 
 def _environment(pid: int) -> list[bytes]:
