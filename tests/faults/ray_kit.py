@@ -81,9 +81,9 @@ class RayRun:
     def wait_step(self, step: int) -> None:
         wait_for(lambda: self.step >= step, f"step {step}", self)
 
-    def end(self) -> tuple[int, str]:
+    def end(self, patience_s: float = PATIENCE_S) -> tuple[int, str]:
         """Wait for it: exit code, and what it said."""
-        out, err = self.process.communicate(timeout=PATIENCE_S)
+        out, err = self.process.communicate(timeout=patience_s)
         return self.process.returncode, out + err
 
 
