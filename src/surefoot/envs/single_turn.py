@@ -18,7 +18,7 @@ from surefoot.envs.rewards.marks import ABSTAINED, NOT_FINITE, Mark
 from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
 from surefoot.errors import RewardError
 from surefoot.protocols import Grade
-from surefoot.records import Rollout, Task, ToolCall, Turn  # noqa: F401 - the example
+from surefoot.records import Rollout, Task
 
 
 class SingleTurnEnvironment:
@@ -119,6 +119,7 @@ def conversation(rollout: Rollout) -> list[dict[str, Any]]:
     """What was said, as messages: the policy's turns, and tools' answers between them.
 
     Example:
+        >>> from surefoot.records import ToolCall, Turn
         >>> turn = Turn((1,), (2,), (-0.1,), 0, text="6*7?", calls=(ToolCall("calc", "{}", "42"),))
         >>> [message["content"] for message in conversation(Rollout("t", "g", 0, (turn,), ended="max_turns"))]
         ['6*7?', '42']

@@ -148,6 +148,8 @@ def machine(data: RunData) -> str:
         for name in ("platform", "python", "device_name", "cpus", "memory_total_gb", "threads")
         if data.environment.get(name) is not None
     ]
+    if data.environment.get("unsafe_code"):
+        rows.insert(0, ("UNSAFE", "model-written code ran without a sandbox (tools.allow_unsafe)"))
     rows += list(versions.items())[:30] if isinstance(versions, Mapping) else []
     git = data.environment.get("git")
     if isinstance(git, Mapping):

@@ -161,7 +161,9 @@ def test_planted_bug_a_fingerprint_of_ids_alone_misses_the_edit(path: Path, monk
     monkeypatch.setattr(index_build, "task_bytes", lambda task: task.id.encode())
     state = LargeTaskStream(StreamingDataset(path), seed=5).state_dict()
     write(path, [row(i, **({"answer": "other"} if i == 30 else {})) for i in range(60)])
-    LargeTaskStream(StreamingDataset(path), seed=5).load_state_dict(state)
+    edited = LargeTaskStream(StreamingDataset(path), seed=5)
+    edited.load_state_dict(state)
+    assert edited.state_dict() == state, "the edit went unnoticed"
 
 
 def test_a_held_out_task_is_refused_when_it_is_dealt_and_at_once_when_asked(path: Path) -> None:

@@ -19,7 +19,7 @@ from surefoot.envs.sources import cassette_boxes, cassette_file
 from surefoot.envs.sources.cassette import CassetteToolkit
 from surefoot.envs.sources.cassette_boxes import canonical
 from surefoot.envs.sources.trl_environment import EnvironmentToolkit
-from surefoot.envs.sources.world_pool import specs_for
+from surefoot.envs.tools import tools_of
 from surefoot.errors import ConfigError, StateError, StorageError, ToolError, ToolFailedError
 from surefoot.protocols import ToolAnswer, ToolSpec
 from surefoot.records import Task
@@ -531,7 +531,7 @@ def test_routes_of_several_environments_are_kept(tmp_path: Path) -> None:
     record.open(task, "r", 0).close()
     record.close()
     replay = CassetteToolkit(None, tmp_path / "c", mode="replay")
-    assert [spec.name for spec in specs_for(replay, task)] == ["act"]
+    assert list(tools_of(task, replay.routes) or ()) == ["act"]
     assert [spec.name for spec in replay.specs] == ["act", "wait"]
     replay.close()
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from surefoot.envs.rewards.marks import Mark
 from surefoot.envs.sources import world_pool
 from surefoot.envs.sources.trl_environment import EnvironmentToolkit, environment_toolkit
-from surefoot.envs.sources.world_pool import WorldLimits, WorldToolbox, specs_for
+from surefoot.envs.sources.world_pool import WorldLimits, WorldToolbox
+from surefoot.envs.tools import tools_of
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.records import Task
 
@@ -264,8 +265,8 @@ def test_a_column_routes_each_task_and_is_not_handed_to_reset() -> None:
     game = task(environment="game")
     shelf = Task(id="s", prompt="?", columns={"environment": "shelf", "shelf": "a"})
     assert sorted(spec.name for spec in toolkit.specs) == ["guess", "put"]
-    assert [spec.name for spec in specs_for(toolkit, game)] == ["guess"]
-    assert [spec.name for spec in specs_for(toolkit, shelf)] == ["put"]
+    assert list(tools_of(game, toolkit.routes) or ()) == ["guess"]
+    assert list(tools_of(shelf, toolkit.routes) or ()) == ["put"]
     box, other = toolkit.open(game, "train/0/0/0", 0), toolkit.open(shelf, "train/0/1/0", 0)
     assert play(box, 7) == ["found"]
     assert json.loads(other.call("put", {"title": "b"}, 5).text) == ["a", "b"], "reset takes no column environment"

@@ -97,3 +97,13 @@ def test_kept_rollouts_tell_what_was_read_and_what_was_said() -> None:
     ]
     assert row["turns"][1]["read_ids"] == list(second.prompt_ids[len(first.prompt_ids) + len(first.completion_ids) :])
     assert [c["outcome"] for c in row["turns"][0]["calls"]] == ["ok", "refused"]
+
+
+def test_a_run_whose_code_nobody_contained_says_so_in_its_report() -> None:
+    from types import SimpleNamespace
+
+    from surefoot.tracking.report_summary import machine
+
+    stamped, plain = (machine(SimpleNamespace(environment={"unsafe_code": flag})) for flag in (True, False))  # type: ignore[arg-type]
+    assert "without a sandbox" in stamped
+    assert "without a sandbox" not in plain

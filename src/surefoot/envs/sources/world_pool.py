@@ -22,7 +22,7 @@ from surefoot.envs.servers.tool_text import readable, refusal
 from surefoot.envs.sources.argument_check import wrong
 from surefoot.envs.sources.tool_threads import REWARD_FAILED, Runner
 from surefoot.errors import ToolError, ToolFailedError
-from surefoot.protocols import ToolAnswer, Toolkit, ToolSpec
+from surefoot.protocols import ToolAnswer, ToolSpec
 from surefoot.records import Task
 
 COLUMN = "environment"
@@ -237,15 +237,6 @@ class WorldToolbox:
         finally:
             with self._lock:
                 self._asking -= 1
-
-
-def specs_for(toolkit: Toolkit, task: Task) -> Sequence[ToolSpec]:
-    """The tools that this task's prompt shows: all of them, or those of its own environment."""
-    routes: Mapping[str, Sequence[str]] = getattr(toolkit, "routes", {})
-    if not routes:
-        return toolkit.specs
-    names = routes.get(str(task.columns.get(COLUMN)), ())
-    return [spec for spec in toolkit.specs if spec.name in names]
 
 
 def _row(task: Task, without: str | None) -> dict[str, Any]:
