@@ -7,6 +7,7 @@ Never      changes a value, or stops at the first problem.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from surefoot.config import Config
 
+_SUM_TOLERANCE = 1e-6
 _POSITIVE = (
     "num_tasks reward_timeout_s reward_workers max_steps threads tasks_per_step max_completion_length temperature "
     "adam_epsilon max_nonfinite_steps num_iterations importance_sampling_clip_max eval_tasks num_generations_eval "
@@ -22,8 +24,8 @@ _POSITIVE = (
     "tools.max_result_tokens tools.concurrency guard.min_evals guard.decline_patience guard.ema_alpha"
 ).split()
 _NOT_NEGATIVE = (
-    "seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
-    "dynamic_sampling_batches "
+    "max_bad_rows seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
+    "dynamic_sampling_batches curriculum.steps "
     "preflight_tasks save_steps save_minutes reward_memory_mb engine.rows alpha_sdpo beta_replay max_staleness "
     "runtime.max_restarts runtime.engine_gpus runtime.learner_gpus"
 ).split()
@@ -72,6 +74,8 @@ def _pair_problems(config: Config) -> Iterator[str]:
     yield from _fleet_problems(config)
     yield from _tool_problems(config)
     yield from _dynamic_problems(config)
+    yield from _stream_problems(config)
+    yield from _curriculum_problems(config)
     yield from _loss_problems(config)
     if config.reward_weights is not None and len(config.reward_weights) != max(1, len(config.reward_funcs)):
         yield (
@@ -104,6 +108,41 @@ def _dynamic_problems(config: Config) -> Iterator[str]:
             f"dynamic_sampling_batches = {batches} with max_staleness = {config.max_staleness}: a step that draws "
             "again cannot be sampled ahead; set one of them to 0"
         )
+
+
+def _stream_problems(config: Config) -> Iterator[str]:
+    if not config.stream_tasks:
+        if config.max_bad_rows:
+            yield f"max_bad_rows = {config.max_bad_rows} with stream_tasks = false: a file that is held must be whole"
+        return
+    if config.max_prompt_length is None:
+        yield "stream_tasks = true with max_prompt_length left out: nobody has read all prompts, so give their limit"
+    if config.max_staleness:
+        yield f"stream_tasks = true with max_staleness = {config.max_staleness}: not while sampling runs ahead; use 0"
+    if config.alpha_sdpo or config.beta_replay:
+        yield "stream_tasks = true with alpha_sdpo or beta_replay above 0: those look at all tasks at once; use 0"
+
+
+def _curriculum_problems(config: Config) -> Iterator[str]:
+    named = config.curriculum
+    if named.kind == "none":
+        return
+    if config.max_staleness:
+        yield (
+            f"curriculum.kind = {named.kind} with max_staleness = {config.max_staleness}: not while sampling runs "
+            "ahead; use max_staleness = 0"
+        )
+    if named.kind == "success":
+        if config.stream_tasks:
+            yield "curriculum.kind = success with stream_tasks = true: it weighs all tasks at every step; use levels"
+        return
+    if len(set(named.levels)) != len(named.levels) or not named.levels:
+        yield f"curriculum.levels = {list(named.levels)}: each level once, at least one"
+    for name, shares in (("curriculum.start", named.start), ("curriculum.end", named.end)):
+        if len(shares) != len(named.levels):
+            yield f"{name} = {list(shares)} with curriculum.levels = {list(named.levels)}: one share per level"
+        elif min(shares, default=0.0) < 0 or abs(math.fsum(shares) - 1) > _SUM_TOLERANCE:
+            yield f"{name} = {list(shares)}: shares are not negative and sum to 1"
 
 
 def _tool_problems(config: Config) -> Iterator[str]:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surefoot.assemble.large import open_large
+from surefoot.assemble.planning import level_plan
 from surefoot.assemble.tooling import tool_recipe
 from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
@@ -60,15 +63,14 @@ def dry_run(loaded: LoadedConfig) -> list[str]:
     root = RunFolder.planned(
         None if config.output_dir is None else loaded.path(config.output_dir), config.run_name, Path.cwd()
     )
-    tasks = load_tasks(config.tasks, base=loaded.base, num_tasks=config.num_tasks, seed=config.seed)
-    train, heldout = split_heldout(tasks.tasks, config.heldout_fraction)
+    tasks, train_tasks, heldout_tasks = _check_tasks(config, loaded.base)
     rewards = _check_rewards(config, tasks, loaded.base)
     facts = model_facts(config.model, loaded.base)
     lines = [*loaded.notes]
     lines += batch_arithmetic(
         config,
-        train_tasks=len(train),
-        heldout_tasks=len(heldout),
+        train_tasks=train_tasks,
+        heldout_tasks=heldout_tasks,
         parameters=facts.parameters if facts else None,
     )
     lines += _tool_lines(config, loaded.base)
@@ -80,6 +82,24 @@ def dry_run(loaded: LoadedConfig) -> list[str]:
     else:
         lines += _memory_lines(config, facts, tasks.tasks) + _time_lines(config, facts)
     return [*lines, "", "dry run: everything above was checked, nothing was written"]
+
+
+def _check_tasks(config: Config, base: Path) -> tuple[TaskSet, int, int]:
+    """The tasks, how many of them are trained on, and how many are held out; a streamed file is indexed for nobody."""
+    if config.stream_tasks:
+        with tempfile.TemporaryDirectory(prefix="surefoot-dry-") as folder:
+            large = open_large(config, base, Path(folder))
+            _check_levels(config, large.train)
+            return large.looked_at, len(large.train), large.held_out
+    tasks = load_tasks(config.tasks, base=base, num_tasks=config.num_tasks, seed=config.seed)
+    train, heldout = split_heldout(tasks.tasks, config.heldout_fraction)
+    _check_levels(config, train)
+    return tasks, len(train), len(heldout)
+
+
+def _check_levels(config: Config, train: Sequence[Task]) -> None:
+    if config.curriculum.kind == "levels":
+        level_plan(config, train)
 
 
 def _tool_lines(config: Config, base: Path) -> list[str]:

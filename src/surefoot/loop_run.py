@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from surefoot.config import Config
+from surefoot.data.success_curriculum import SuccessCurriculum
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.guards.diversity import DiversityGuard
 from surefoot.loop_notes import Between, ToolAlarms
@@ -79,6 +80,8 @@ class Run:
     """What the guard watches, and by which the best weights are chosen."""
     between: Between = field(default_factory=Between)
     tool_alarms: ToolAlarms = field(default_factory=ToolAlarms)
+    successes: SuccessCurriculum | None = None
+    """How often each task was solved, where that decides which one comes next."""
     best: tuple[int, float] | None = None
     """Step and held-out number of the best evaluation after step 0."""
     at_start: float | None = None

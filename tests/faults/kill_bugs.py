@@ -74,7 +74,7 @@ def _other_order() -> None:
     real = RunBooks.plan_epoch
 
     def plan_epoch(self: Any, needed: int, held: Any = ()) -> None:
-        self._seed += 1
+        self.plan.seed += 1
         real(self, needed, held)
 
     RunBooks.plan_epoch = plan_epoch  # type: ignore[method-assign]

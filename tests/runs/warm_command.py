@@ -223,9 +223,13 @@ def _forget_the_server() -> None:
     import tempfile
 
     import numpy
+    import torch
 
     from surefoot.store import failpoints
 
+    # torch makes its thread pool anew at the first use after a fork, and not safely: two threads that come first (a
+    # model's loader) may find none and end with "Invalid thread pool". Here there is only one thread.
+    torch.set_num_threads(torch.get_num_threads())
     through = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8")
     out, err = (io.BufferedWriter(io.FileIO(number, "w", closefd=False)) for number in (1, 2))

@@ -43,7 +43,7 @@ class Parts:
     checkpoints: Checkpoints
     runtime: Runtime
     prompts: Mapping[str, tuple[int, ...]]
-    train: tuple[Task, ...]
+    train: Sequence[Task]
     heldout: tuple[Task, ...]
     left_out: int
     """Tasks whose prompt is longer than max_prompt_length."""
@@ -84,6 +84,7 @@ def build(
     )  # fmt: skip
     runtime = LocalRuntime(
         collector, train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
+        probe_prompts=[ready.prompts[task.id] for task in ready.train[:64]] if inputs_are_large(ready) else None,
         score=learner.score, tolerance=canary_tolerance(config), probe_width=ready.engine_width,
     )  # fmt: skip
     ahead = play_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
@@ -91,6 +92,11 @@ def build(
         ready.policy, ready.codec, learner, LocalCheckpoints(learner, ready.policy.tokenizer), runtime, ready.prompts,
         ready.train, ready.heldout, ready.left_out, ready.cramped, identity_of(ready, specs), ahead,
     )  # fmt: skip
+
+
+def inputs_are_large(ready: Prepared) -> bool:
+    """Whether nobody may walk over all prompts."""
+    return not isinstance(ready.prompts, dict)
 
 
 def environment_of(
@@ -106,11 +112,17 @@ def environment_of(
 def identity_of(ready: Prepared, tools: Sequence[ToolSpec] = ()) -> dict[str, str]:
     """Digests of what a run begins with."""
     identity = {
-        "train_sha256": _digest(task.id.encode() for task in ready.train),
+        "train_sha256": _train_digest(ready.train),
         "heldout_sha256": _digest(task.id.encode() for task in ready.heldout),
         "weights_sha256": _digest(_weight_bytes(ready.policy.model)),
     }
     return identity | ({"tools_sha256": fingerprint(tools)} if tools else {})
+
+
+def _train_digest(train: Sequence[Task]) -> str:
+    """Of what is trained on; a streamed file knows its own."""
+    known = getattr(train, "fingerprint", None)
+    return known if isinstance(known, str) else _digest(task.id.encode() for task in train)
 
 
 def _digest(pieces: Iterable[bytes]) -> str:

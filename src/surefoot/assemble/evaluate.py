@@ -6,7 +6,7 @@ from pathlib import Path
 
 from surefoot.assemble.inputs import read_inputs
 from surefoot.assemble.resume import load_run_config
-from surefoot.config import EngineConfig, RuntimeConfig
+from surefoot.config_tables import EngineConfig, RuntimeConfig
 from surefoot.envs.rewards.reward_pool import RewardPool
 from surefoot.errors import StateError
 from surefoot.store.run_folder import RunFolder

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surefoot.assemble.large import Large, open_large
 from surefoot.assemble.tooling import tool_recipe
 from surefoot.config import Config
 from surefoot.data.files import tasks_from_rows
 from surefoot.data.heldout import HeldoutSplit, repeated_prompts, split_heldout
 from surefoot.data.sources import load_tasks, scorer_of
-from surefoot.data.tasks import TaskSet
+from surefoot.data.tasks import Border, TaskSet
 from surefoot.envs.grading import builtin_scorer, load_reward
 from surefoot.envs.toolkits import ToolRecipe
 from surefoot.errors import ConfigError, RewardError, SecurityError, TaskError
@@ -30,13 +31,14 @@ class Inputs:
     """Tasks and graders of one run."""
 
     task_set: TaskSet
-    train: tuple[Task, ...]
+    train: Sequence[Task]
+    """In memory, or on the disk (`stream_tasks`)."""
     heldout: tuple[Task, ...]
     """The held-out tasks that are evaluated: at most `eval_tasks`, chosen by hash."""
     functions: Mapping[str, RewardFunction]
     weights: Mapping[str, float]
     metric: str | None
-    border: HeldoutSplit[Task] | None = None
+    border: Border | None = None
     """All held-out tasks, for the task stream to refuse; None when nothing is held out."""
     heldout_metric: str = "eval_accuracy"
     """What the guard watches: `guard.metric`, resolved."""
@@ -65,13 +67,31 @@ NOTHING = FromPython()
 
 def read_inputs(config: Config, base: Path, given: FromPython = NOTHING) -> Inputs:
     """Load tasks, reward functions, and what there is to know of tools before they are started."""
-    rows, functions = given.rows, given.functions
+    rows = given.rows
+    if config.stream_tasks:
+        large = _open_large(config, base, rows)
+        return _with_graders(config, base, given, large.looked_at, large.train, large.heldout, large.border)
     if rows is None:
         task_set = load_tasks(config.tasks, base=base, num_tasks=config.num_tasks, seed=config.seed)
     else:
         given_tasks = tasks_from_rows(rows)
         task_set = TaskSet.of("python", given_tasks, scorer_of(given_tasks))
-    train, heldout, border = _split(config, task_set)
+    return _with_graders(config, base, given, task_set, *_split(config, task_set))
+
+
+def _open_large(config: Config, base: Path, rows: object) -> Large:
+    if rows is not None:
+        raise ConfigError(
+            "stream_tasks = true with tasks given as rows", "rows are in memory already", "name a file instead"
+        )
+    return open_large(config, base)
+
+
+def _with_graders(
+    config: Config, base: Path, given: FromPython, task_set: TaskSet, train: Sequence[Task],
+    heldout: tuple[Task, ...], border: Border | None,
+) -> Inputs:  # fmt: skip
+    functions = given.functions
     unsafe = refuse_uncontained_code(config, runs_code=runs_code(task_set))
     tools = tool_recipe(config, base, functions=given.tools, environment=given.environment)
     judged_elsewhere = tools is not None and tools.environment is not None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from surefoot.assemble.inputs import Inputs
+from surefoot.assemble.large import LargePrompts, within
 from surefoot.assemble.learning import codec_of
 from surefoot.assemble.memory import keep_freed_memory
 from surefoot.config import Config
+from surefoot.data.large.streaming import StreamingDataset
 from surefoot.envs.tools import tools_of
 from surefoot.errors import ConfigError, TaskError
 from surefoot.policy.chat import ChatCodec
@@ -30,7 +33,7 @@ class Prepared:
     codec: ChatCodec
     prompts: Mapping[str, tuple[int, ...]]
     """Token ids of every task's prompt, by task id."""
-    train: tuple[Task, ...]
+    train: Sequence[Task]
     heldout: tuple[Task, ...]
     width: int
     """Longest prompt plus completion, in tokens."""
@@ -66,12 +69,46 @@ def prepare(
     set_determinism(config)
     policy = load_policy(config.model, base=base, device=config.device, dtype=config.dtype)
     codec = codec_of(config, base, policy, inputs.tools, tools)
-    prompts = {
-        task.id: codec.encode_prompt(task.messages(), tools_of(task, routes or {}))
-        for task in (*inputs.train, *inputs.heldout)
-    }
-    train = _fitting(inputs.train, prompts, config, policy.spec.max_positions)
-    heldout = _fitting(inputs.heldout, prompts, config, policy.spec.max_positions)
+    encode = partial(_encode, codec, routes or {})
+    context = policy.spec.max_positions
+    if isinstance(inputs.train, StreamingDataset):
+        prompts, train, heldout, longest, left_out = _large(config, inputs, inputs.train, encode, context)
+    else:
+        prompts, train, heldout, longest, left_out = _whole(config, inputs, encode, context)
+    if config.max_completion_length >= context:
+        raise ConfigError(
+            f"max_completion_length = {config.max_completion_length}, the context {context} tokens",
+            "every completion would be cut by the context instead of by you",
+            "lower max_completion_length",
+        )
+    later = config.max_turns - 1 if inputs.tools is not None else 0
+    room = config.max_completion_length + later * (
+        config.max_completion_length + config.tools.max_result_tokens + codec.reply_overhead
+    )
+    width = min(context, longest + room)
+    seen = heldout if isinstance(train, StreamingDataset) else (*train, *heldout)
+    cramped = sum(len(prompts[t.id]) + config.max_completion_length > width for t in seen)
+    temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
+    return Prepared(
+        policy, codec, prompts, train, heldout, width, min(context, max(width, LONG + TOKENS)),
+        Sampling(config.num_generations, config.temperature, config.max_completion_length, width),
+        Sampling(config.num_generations_eval, temperature, config.max_completion_length, width), left_out, cramped,
+    )  # fmt: skip
+
+
+Encoded = tuple[Mapping[str, tuple[int, ...]], Sequence[Task], tuple[Task, ...], int, int]
+"""Prompts by task, tasks to train on, held-out tasks, the longest prompt, and how many tasks were left out."""
+
+
+def _encode(codec: ChatCodec, routes: Mapping[str, Sequence[str]], task: Task) -> tuple[int, ...]:
+    return codec.encode_prompt(task.messages(), tools_of(task, routes))
+
+
+def _whole(config: Config, inputs: Inputs, encode: Callable[[Task], tuple[int, ...]], context: int) -> Encoded:
+    """Every prompt, now."""
+    prompts = {task.id: encode(task) for task in (*inputs.train, *inputs.heldout)}
+    train = _fitting(inputs.train, prompts, config, context)
+    heldout = _fitting(inputs.heldout, prompts, config, context)
     left_out = len(inputs.train) + len(inputs.heldout) - len(train) - len(heldout)
     if len(train) < config.tasks_per_step:
         raise TaskError(
@@ -80,25 +117,23 @@ def prepare(
             f"{left_out} longer ones were left out",
             "raise max_prompt_length",
         )
-    if config.max_completion_length >= policy.spec.max_positions:
+    return prompts, train, heldout, max(len(prompts[task.id]) for task in (*train, *heldout)), left_out
+
+
+def _large(
+    config: Config, inputs: Inputs, train: StreamingDataset, encode: Callable[[Task], tuple[int, ...]], context: int
+) -> Encoded:
+    """Each prompt when it is asked for; of the held-out ones those that are too long are left out now."""
+    limit = config.max_prompt_length
+    assert limit is not None, "config_rules ask for it"
+    if limit >= context:
         raise ConfigError(
-            f"max_completion_length = {config.max_completion_length}, the context {policy.spec.max_positions} tokens",
-            "every completion would be cut by the context instead of by you",
-            "lower max_completion_length",
-        )
-    longest = max(len(prompts[task.id]) for task in (*train, *heldout))
-    later = config.max_turns - 1 if inputs.tools is not None else 0
-    room = config.max_completion_length + later * (
-        config.max_completion_length + config.tools.max_result_tokens + codec.reply_overhead
-    )
-    width = min(policy.spec.max_positions, longest + room)
-    cramped = sum(len(prompts[t.id]) + config.max_completion_length > width for t in (*train, *heldout))
-    temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
-    return Prepared(
-        policy, codec, prompts, train, heldout, width, min(policy.spec.max_positions, max(width, LONG + TOKENS)),
-        Sampling(config.num_generations, config.temperature, config.max_completion_length, width),
-        Sampling(config.num_generations_eval, temperature, config.max_completion_length, width), left_out, cramped,
-    )  # fmt: skip
+            f"max_prompt_length = {limit} with stream_tasks = true, the context is {context} tokens",
+            "a prompt that fills the context leaves no room for an answer", f"lower it below {context}",
+        )  # fmt: skip
+    heldout = tuple(task for task in inputs.heldout if len(encode(task)) <= limit)
+    prompts = LargePrompts(train, heldout, lambda task: within(task, encode(task), limit))
+    return prompts, train, heldout, limit, len(inputs.heldout) - len(heldout)
 
 
 def _fitting(

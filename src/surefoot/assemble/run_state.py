@@ -20,7 +20,7 @@ PLAIN = (
     "step", "last_eval", "last_eval_step", "last_metrics", "checked", "refused_in_a_row", "census_logged", "lost",
     "at_start", "eval_seconds",
 )  # fmt: skip
-CAPTURED = frozenset({*PLAIN, "diversity", "guard", "between", "best", "seconds_before"})
+CAPTURED = frozenset({*PLAIN, "diversity", "guard", "between", "best", "seconds_before", "successes"})
 DERIVED = frozenset(
     {"config", "runtime", "learner", "codec", "books", "heldout", "hooks", "heldout_metric", "began", "keep_seconds",
      "tool_alarms"}  # they only speak to a person, and may say it again
@@ -40,6 +40,8 @@ def run_state(run: Run, journal: str) -> dict[str, Any]:
             "add it to surefoot.assemble.run_state: CAPTURED with its form, or DERIVED",
         )  # fmt: skip
     state = {name: getattr(run, name) for name in PLAIN}
+    if run.successes is not None:
+        state["successes"] = run.successes.state_dict()
     return state | {
         "diversity": run.diversity.state_dict(),
         "guard": None if run.guard is None else run.guard.state_dict(),
@@ -52,8 +54,9 @@ def run_state(run: Run, journal: str) -> dict[str, Any]:
 
 def restore_run(run: Run, state: Mapping[str, Any], journal: str) -> None:
     """Go on where `run_state` was taken; a state of another run, or of another form, is a `StateError`."""
-    if state.keys() != KEYS:
-        raise _misfit(f"keys {sorted(state.keys() ^ KEYS)[:5]} are missing or unknown")
+    expected = KEYS if run.successes is not None else KEYS - {"successes"}
+    if state.keys() != expected:
+        raise _misfit(f"keys {sorted(state.keys() ^ expected)[:5]} are missing or unknown")
     if state["journal"] != journal:
         raise _misfit(f"it belongs to journal {state['journal']!r}, this run has {journal!r}")
     if (state["guard"] is None) != (run.guard is None):
@@ -63,6 +66,8 @@ def restore_run(run: Run, state: Mapping[str, Any], journal: str) -> None:
         best = None if state["best"] is None else (int(state["best"][0]), float(state["best"][1]))
         if run.guard is not None:
             run.guard.load_state_dict(state["guard"])
+        if run.successes is not None:
+            run.successes.load_state_dict(state["successes"])
         run.diversity.load_state_dict(state["diversity"])
     except (TypeError, ValueError, KeyError, AttributeError, SurefootError) as error:
         raise _misfit(str(error)) from error

@@ -22,6 +22,7 @@ from surefoot.assemble.resume import compare_machines, go_on, load_run_config
 from surefoot.assemble.surroundings import Surroundings
 from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
+from surefoot.data.success_curriculum import SuccessCurriculum
 from surefoot.data.tasks import TaskStream
 from surefoot.envs.rewards.reward_pool import RewardPool
 from surefoot.errors import (
@@ -34,9 +35,8 @@ from surefoot.errors import (
     SurefootError,
 )
 from surefoot.guards.verdict import Judgement, way_out
-from surefoot.protocols import Books
 from surefoot.pulse import last
-from surefoot.records import Verdict
+from surefoot.records import Task, Verdict
 from surefoot.runtime.watchdog import Watchdog
 from surefoot.stopping import StopRequested, StopSignals
 from surefoot.store.environment import environment_record
@@ -52,6 +52,8 @@ from surefoot.tracking.sinks import Sinks, check_sinks
 if TYPE_CHECKING:
     from surefoot.assemble.build import Parts
     from surefoot.loop import Run
+    from surefoot.runtime.books import RunBooks
+    from surefoot.runtime.stream_books import StreamBooks
 
 __all__ = ["Outcome", "resume", "train"]
 
@@ -180,7 +182,7 @@ def _start(around: Surroundings, *, resumed: bool) -> Run:
     if config.preflight_tasks and not (resumed and keeper.batches.steps()):
         with stop.part("preflight"):
             parts.runtime.publish(parts.learner.weights(), 0)
-            probe = TaskStream(parts.train, config.seed).take(min(config.preflight_tasks, len(parts.train)))
+            probe = _first_tasks(parts, config)
             parts.runtime.preflight(probe, audit=config.audit_rewards)
     run = _make_run(around, parts)
     if resumed:
@@ -238,24 +240,35 @@ def _make_run(around: Surroundings, parts: Parts) -> Run:
     from surefoot.runtime.stream_books import StreamBooks
 
     config, keeper = around.config, around.keeper
-    books = _make_books(around, parts)
+    successes = SuccessCurriculum(config.seed) if config.curriculum.kind == "success" else None
+    books = _make_books(around, parts, successes)
     run = Run(
         config=config, runtime=parts.runtime, learner=parts.learner, codec=parts.codec, books=books,
         heldout=parts.heldout, hooks=make_hooks(around), guard=make_guard(config, parts.heldout),
-        heldout_metric=around.inputs.heldout_metric,
+        heldout_metric=around.inputs.heldout_metric, successes=successes,
     )  # fmt: skip
+    run.hooks.gauges = books.metrics
     if isinstance(books, StreamBooks):
-        run.hooks.published, run.hooks.gauges = books.advance, books.metrics
+        run.hooks.published = books.advance
     keep_checkpoints(run, parts, keeper)
     return run
 
 
-def _make_books(around: Surroundings, parts: Parts) -> Books:
-    from surefoot.runtime.books import RunBooks
+def _first_tasks(parts: Parts, config: Config) -> list[Task]:
+    """Those that the preflight looks at."""
+    n = min(config.preflight_tasks, len(parts.train))
+    if not config.stream_tasks:
+        return TaskStream(parts.train, config.seed).take(n)
+    from surefoot.data.large.large_stream import LargeTaskStream
 
-    config, keeper = around.config, around.keeper
+    return LargeTaskStream(parts.train, config.seed).take(n)
+
+
+def _make_books(around: Surroundings, parts: Parts, successes: SuccessCurriculum | None) -> RunBooks | StreamBooks:
+    from surefoot.assemble.planning import make_books
+
     if parts.ahead is None:
-        return RunBooks(keeper.ledger, keeper.batches, parts.train, seed=config.seed, border=around.inputs.border)
+        return make_books(around.config, around.keeper, around.inputs, parts.train, successes)
     from surefoot.assemble.ahead import make_stream_books
 
     books = make_stream_books(around, parts, parts.ahead)

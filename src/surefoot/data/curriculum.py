@@ -85,6 +85,10 @@ class CurriculumSampler:
         """One level, by its share."""
         return _pick(self.shares(epoch), self._random.uniform())
 
+    def level_at(self, epoch: float, drawn: float) -> str:
+        """The level that a number in [0, 1) stands for in this epoch: `draw` with somebody else's random stream."""
+        return _pick(self.shares(epoch), drawn)
+
     def counts(self, n: int, epoch: float) -> dict[str, int]:
         """How many of `n` tasks each level gets: largest remainder, so a share of 0 gets none."""
         return largest_remainder(self.shares(epoch), n)

@@ -76,13 +76,18 @@ class SuccessCurriculum:
         middle = (successes + 1) / (attempts + 2)
         return max(self.explore, 4 * middle * (1 - middle))
 
-    def choose(self, candidates: Sequence[Task], n: int) -> list[Task]:
-        """(n,) different ones of the candidates, drawn by weight without replacement, in the order drawn."""
+    def choose(self, candidates: Sequence[Task], n: int, random: CountedRandom | None = None) -> list[Task]:
+        """(n,) different ones of the candidates, drawn by weight without replacement, in the order drawn.
+
+        Args:
+            random: drawn from in place of the curriculum's own stream.
+        """
         if n < 0 or n > len(candidates):
             raise TaskError(
                 f"{n} of {len(candidates)} candidates were asked for", "none comes twice", "offer more candidates"
             )
-        keyed = [(self._key(self.weight(task.id)), at) for at, task in enumerate(candidates)]
+        source = self._random if random is None else random
+        keyed = [(_waiting_time(source, self.weight(task.id)), at) for at, task in enumerate(candidates)]
         return [candidates[at] for _, at in sorted(keyed)[:n]]
 
     def state_dict(self) -> dict[str, Any]:
@@ -110,9 +115,10 @@ class SuccessCurriculum:
         known = self._rates.get(task_id) if task_id in self._rates else MISS
         return (0.0, 0.0) if known is MISS else known
 
-    def _key(self, weight: float) -> float:
-        """An exponential waiting time: who has the larger weight tends to come first, in exact proportion."""
-        return -math.log(1.0 - self._random.uniform()) / weight
+
+def _waiting_time(random: CountedRandom, weight: float) -> float:
+    """Exponential: who has the larger weight tends to come first, in exact proportion."""
+    return -math.log(1.0 - random.uniform()) / weight
 
 
 def _is_rate(entry: object) -> bool:

@@ -42,7 +42,7 @@ class TaskSet:
     """
 
     name: str
-    tasks: tuple[Task, ...]
+    tasks: Sequence[Task]
     scorer: Scorer | None
     """Who judges answers when no reward function is named; None where the source has no judge."""
     fingerprint: str

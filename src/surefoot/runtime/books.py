@@ -1,23 +1,24 @@
 """Who gets which task, and what became of it: task order, ledger and journal as one.
 
 Owns       the order of events between them: planned, leased, played, on the disk, delivered, trained or dropped.
-Promises   every task once per epoch, none twice in one batch; a batch that was on the disk before a crash is done
-           again with the same groups and the same tasks; what was dropped stays dropped.
+Promises   no task twice in one batch; a batch that was on the disk before a crash is done again with the same groups
+           and the same tasks; what was dropped stays dropped; without another plan, every task once per epoch.
 Never      hands out a held-out task, or an item that is in the weights already.
 
     draw --> (play) --> keep: groups on the disk, then delivered --> (learn) --> settle: trained, dropped(reason)
 
-Read next: `store/ledger.py` and `store/batches.py`, which this joins.
+Read next: `plans.py`, which task is next; `store/ledger.py` and `store/batches.py`, which this joins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from surefoot.data.tasks import Border, epoch_order, refuse_empty_or_repeated
+from surefoot.data.tasks import Border, refuse_empty_or_repeated
 from surefoot.errors import InvariantError, StateError, TaskError
 from surefoot.protocols import Assignment
 from surefoot.records import Group, Task
+from surefoot.runtime.plans import EpochPlan, Plan
 from surefoot.store.batches import BatchLog
 from surefoot.store.ledger import Balance, Item, Lease, Ledger
 from surefoot.store.ledger_records import Dropped, Leased, Pending
@@ -29,18 +30,19 @@ class RunBooks:
     """`protocols.Books` on disk.
 
     Args:
-        tasks: everything that may be trained on.
+        tasks: everything that may be trained on; a mapping by id is not walked over.
         border: refuses what is held out, once more for every batch.
+        plan: which task comes next; every task once per epoch, in an order of `seed`, when left out.
     """
 
     def __init__(
-        self, ledger: Ledger, batches: BatchLog, tasks: Sequence[Task], *, seed: int, border: Border | None = None
-    ) -> None:
-        refuse_empty_or_repeated(tasks, "the run")
-        self.ledger, self.batches = ledger, batches
-        self.tasks, self._seed, self._border = {task.id: task for task in tasks}, seed, border
-        if border is not None:
-            border.refuse(tasks, near=False)
+        self, ledger: Ledger, batches: BatchLog, tasks: Sequence[Task] | Mapping[str, Task], *, seed: int,
+        border: Border | None = None, plan: Plan | None = None,
+    ) -> None:  # fmt: skip
+        self.ledger, self.batches, self._border = ledger, batches, border
+        self.tasks = tasks if isinstance(tasks, Mapping) else _by_id(tasks, border)
+        self.plan: Plan = EpochPlan(self.tasks, seed) if plan is None else plan
+        self._played: dict[int, Sequence[Group]] = {}
         self._open: dict[int, tuple[list[Item], list[Lease]]] = {}
 
     def draw(self, step: int, n: int) -> Assignment:
@@ -80,6 +82,7 @@ class RunBooks:
         if assignment.groups is None:
             self.batches.append(assignment.step, items, groups)
         self._require_accepted(leases, self.ledger.complete(leases))
+        self._played[assignment.step] = groups
 
     def settle(self, assignment: Assignment, step: int, fates: Sequence[str | None]) -> None:
         """Trained since this step, or dropped with a reason; an item that an earlier life dropped stays as it is."""
@@ -100,6 +103,12 @@ class RunBooks:
         for reason, lost in reasons.items():
             self.ledger.drop(lost, reason)
         self.ledger.trained(step, trained)
+        self.plan.learned(self._played.pop(assignment.step, ()))
+
+    def metrics(self) -> dict[str, float]:
+        """What the plan says of the batch that is being worked on."""
+        (items, _), *_ = self._open.values()
+        return self.plan.metrics([self.tasks[item.task] for item in items])
 
     def balance(self) -> Balance:
         """Where everything is; raises an `InvariantError` unless it adds up."""
@@ -118,16 +127,8 @@ class RunBooks:
         return self.ledger.lease(n, holder=HOLDER)
 
     def plan_epoch(self, needed: int, held: Sequence[str] = ()) -> None:
-        """All tasks once more, behind those that still wait; a batch over the border has no task twice.
-
-        Args:
-            held: tasks beside the waiting ones that are not to be among the first `needed` of the new epoch.
-        """
-        statuses = self.ledger.items()
-        epoch = 1 + max((item.occurrence for item in statuses), default=-1)
-        waiting = [item.task for item, status in statuses.items() if isinstance(status, Pending)]
-        order = epoch_order(self.tasks, self._seed, epoch, held=[*waiting, *held], needed=needed)
-        self.ledger.plan(Item(task, epoch) for task in order)
+        """Fill the queue with at least `needed` further items, none of the first of them `held` or waiting."""
+        self.plan.extend(self.ledger, needed, held)
 
     def _lease_again(self, step: int, items: Sequence[Item]) -> list[Lease]:
         """Leases for what an interrupted life of the run returned to the queue."""
@@ -172,6 +173,13 @@ class LooseBooks:
     def settle(self, assignment: Assignment, step: int, fates: Sequence[str | None]) -> None:
         """Remember what became of the batch, for whoever asks."""
         self.fates[step] = tuple(fates)
+
+
+def _by_id(tasks: Sequence[Task], border: Border | None) -> dict[str, Task]:
+    refuse_empty_or_repeated(tasks, "the run")
+    if border is not None:
+        border.refuse(tasks, near=False)
+    return {task.id: task for task in tasks}
 
 
 def _is_delivered(status: object) -> bool:

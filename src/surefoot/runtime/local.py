@@ -9,7 +9,7 @@ Read next: `probes.py`, the canary; `judging.py`, what is asked of the groups.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -35,19 +35,21 @@ class LocalRuntime(JudgingRuntime):
         tolerance: how far the two may be apart on one token.
         copy_weights: hand the engine copies: for rollouts that go on while the learner changes its own.
         probe_width: longest question plus answer that the engine takes; a long question fills its caches.
+        probe_prompts: what questions are made of; all prompts when left out.
     """
 
     def __init__(
         self, collector: RolloutCollector, *, train: Sampling, evaluation: Sampling, max_failures: float,
         score: Score | None = None, tolerance: float = TOLERANCE, copy_weights: bool = False,
-        probe_width: int | None = None,
+        probe_width: int | None = None, probe_prompts: Sequence[Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(collector, train=train, evaluation=evaluation, max_failures=max_failures)
         self.collector, self.score, self.copy_weights = collector, score, copy_weights
         self.canary: Canary | None = None
         if score is not None:
+            material = collector.prompts.values() if probe_prompts is None else probe_prompts
             probes = make_probes(
-                collector.prompts.values(), temperature=train.temperature, max_width=probe_width or train.max_width,
+                material, temperature=train.temperature, max_width=probe_width or train.max_width,
                 max_completion_length=train.max_completion_length,
             )  # fmt: skip
             self.canary = Canary(probes, tolerance=tolerance)

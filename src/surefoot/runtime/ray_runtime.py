@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from surefoot.config import RuntimeConfig
+from surefoot.config_tables import RuntimeConfig
 from surefoot.protocols import Environment
 from surefoot.runtime.fleet import Fleet
 from surefoot.runtime.fleet_members import EngineMember, Limits, Transport

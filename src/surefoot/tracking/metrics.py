@@ -99,6 +99,9 @@ tokens_per_second | tokens/s | mean | up | sampled tokens over the whole step's 
 step_time | s | sum | down | wall time of the step
 timing/{} | s | sum | down | wall time of one part of the step
 version | steps | last | up | version of the weights after this step
+curriculum/share/{} | share | mean | none | share of one level among the step's tasks
+curriculum/success_rate | share | mean | steady | success rate so far of the step's tasks that were played before
+curriculum/new_frequency | share | mean | none | share of the step's tasks that were never played before
 async/staleness_mean | versions | mean | down | age of the samples when trained, mean over groups by oldest token
 async/staleness_max | versions | max | down | the same for the oldest group; never above max_staleness
 async/queue | groups | last | none | finished groups that wait for a batch

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fleet_kit import FakeTransport, until
 
-from surefoot.config import RuntimeConfig
+from surefoot.config_tables import RuntimeConfig
 from surefoot.errors import ConfigError, FleetError, SecurityError
 from surefoot.runtime import ray_cluster, ray_runtime
 from surefoot.runtime.recipes import EmbeddedRecipe, WorkerRecipe

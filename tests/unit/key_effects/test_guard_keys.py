@@ -10,7 +10,7 @@ import pytest
 
 from surefoot.assemble.build import make_guard
 from surefoot.assemble.inputs import read_inputs
-from surefoot.config import RuleName
+from surefoot.config_tables import RuleName
 from surefoot.errors import ConfigError
 from surefoot.guards.collapse_rules import RULES
 from surefoot.records import Task
