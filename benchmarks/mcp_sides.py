@@ -68,8 +68,11 @@ def http_server() -> Iterator[str]:
 
 
 def serve(port: int) -> None:
-    """What the server process runs."""
-    echo_server().run(transport="streamable-http", host="127.0.0.1", port=port, stateless_http=True)
+    """What the server process runs. It keeps idle connections: a client that is called in turn would meet a closed one."""
+    import uvicorn
+
+    app = echo_server().streamable_http_app(stateless_http=True, host="127.0.0.1")
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", timeout_keep_alive=600)
 
 
 def command() -> tuple[str, ...]:

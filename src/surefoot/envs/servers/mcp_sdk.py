@@ -23,6 +23,9 @@ from surefoot.safe_text import printable
 
 INVALID_PARAMS, INTERNAL, CLOSED, TIMED_OUT = -32602, -32603, -32000, -32001
 """Codes of JSON-RPC errors that we tell apart."""
+KEEP_IDLE_S = 2.0
+"""Longest that an idle HTTP connection is used again. Common servers close theirs after 5 s; a call that is sent in that
+moment is lost, and may have been done."""
 SIZE = "surefoot/size"
 """Where the wire notes the full size of a message that it had to cut."""
 
@@ -113,9 +116,10 @@ def words(error: BaseException) -> str:
 def http_connections(limits: Limits) -> Any:
     """Connections that all clients of one server share; none of them carries state of a rollout."""
     httpx = sdk().httpx
-    return httpx.AsyncHTTPTransport(
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=limits.concurrency)
+    kept = httpx.Limits(
+        max_connections=None, max_keepalive_connections=limits.concurrency, keepalive_expiry=KEEP_IDLE_S
     )
+    return httpx.AsyncHTTPTransport(limits=kept)
 
 
 def _capped(httpx: Any) -> Callable[[Any, int, Callable[[int], None]], Any]:
