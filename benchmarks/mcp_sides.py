@@ -68,7 +68,7 @@ def http_server() -> Iterator[str]:
 
 
 def serve(port: int) -> None:
-    """What the server process runs. It keeps idle connections: a client that is called in turn would meet a closed one."""
+    """What the server process runs; it keeps idle connections, or a client that waits its turn meets a closed one."""
     import uvicorn
 
     app = echo_server().streamable_http_app(stateless_http=True, host="127.0.0.1")

@@ -126,13 +126,14 @@ def main() -> int:
     parser = common_arguments(__doc__, pairs=7)
     parser.add_argument("--steps", type=int, default=10, help="steps of every run")
     parser.add_argument("--built-in-steps", type=int, default=20, help="steps of the real run; 0 leaves it out")
+    parser.add_argument("--tools", default=",".join(f"{1000 * t:.0f}" for t in TOOLS), help="milliseconds of a tool")
     parser.add_argument("--quick", action="store_true", help="does it run? one pair, few steps")
     args = parser.parse_args()
     pairs, steps = (1, 5) if args.quick else (args.pairs or 7, args.steps)
     built = 0 if args.quick else args.built_in_steps
-    dirty = args.allow_dirty or args.quick
+    dirty, tools = args.allow_dirty or args.quick, [float(one) / 1000 for one in args.tools.split(",")]
     journal = Journal("overlap", {"pairs": pairs, "steps": steps, "batch": BATCH, "generate": GENERATE, "learn": LEARN})
-    rows = [cell(t, s, steps, pairs, journal, allow_dirty=dirty) for t in TOOLS for s in STALENESS]
+    rows = [cell(t, s, steps, pairs, journal, allow_dirty=dirty) for t in tools for s in STALENESS]
     if built:
         rows.append(built_in(built, min(pairs, 5), journal, allow_dirty=dirty))
     return publish(rows, args.rows)

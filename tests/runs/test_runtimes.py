@@ -86,8 +86,8 @@ def test_every_task_is_accounted_for(learned: tuple[str, Ran]) -> None:
 
 @pytest.mark.parametrize("where", [EVERYWHERE[1], EVERYWHERE[2]])
 def test_nothing_is_learned_there_at_learning_rate_0(where: str, tmp_path: Path) -> None:
-    words = [word for word in SHORT if not word.startswith(("max_steps", "eval_steps"))]
-    words += ["max_steps=6", "eval_steps=6", "learning_rate=0", *RUNTIMES[where]]
+    words = [word for word in SHORT if not word.startswith(("max_steps", "eval_steps", "eval_tasks"))]
+    words += ["max_steps=6", "eval_steps=6", "eval_tasks=100", "learning_rate=0", *RUNTIMES[where]]
     ran = surefoot("train", *words, cwd=tmp_path)
     assert ran.code == 1, ran.err
     assert ran.verdict["status"] == "FAIL"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +139,38 @@ def test_killed_and_resumed_it_ends_as_if_nothing_had_happened(tmp_path: Path) -
     resumed = surefoot("train", "--resume", "killed", cwd=tmp_path, run="")
     assert resumed.code == 0, resumed.out + resumed.err
     assert numbers(whole.metrics) == numbers(Ran(0, "", "", tmp_path / "killed").metrics)
+
+
+@contextmanager
+def calculator_over_http(folder: Path) -> Iterator[Path]:
+    """The shipped server in a process of its own on loopback; the file that names it."""
+    script = ROOT / "examples" / "servers" / "calculator.py"
+    server = subprocess.Popen([sys.executable, str(script), "--http", "0"], stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    try:
+        line = server.stderr.readline()
+        found = re.search(r"http://127\.0\.0\.1:\d+/mcp", line)
+        assert found, line
+        entry = {"url": found[0], "isolation": "shared", "connections": 2, "idempotent": ["evaluate"]}
+        path = folder / "over_http.json"
+        path.write_text(json.dumps({"mcpServers": {"calculator": entry}}))
+        yield path
+    finally:
+        server.terminate()
+        server.wait(20)
+        server.stderr.close()
+
+
+def test_over_http_it_is_the_same_run_bit_for_bit(tmp_path: Path) -> None:
+    stdio = surefoot("train", CONFIG, *TINY, cwd=tmp_path, run="stdio")
+    with calculator_over_http(tmp_path) as servers:
+        http = surefoot("train", CONFIG, *TINY, f"tools.servers={servers}", cwd=tmp_path, run="http")
+    assert http.code == 0, http.out + http.err
+    assert numbers(stdio.metrics) == numbers(http.metrics)
+    assert any(len(row["turns"]) > 1 for step in range(1, 5) for row in rollouts(http.run, step)), "nobody called"
+    gone = surefoot("train", CONFIG, *TINY, f"tools.servers={servers}", cwd=tmp_path, run="gone")
+    assert gone.code == 4, "teeth: the server is really asked"
+    assert "calculator" in gone.err
 
 
 @pytest.mark.ray

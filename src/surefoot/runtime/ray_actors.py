@@ -14,7 +14,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -26,9 +26,6 @@ from surefoot.runtime.fleet_members import EngineGoneError, Report
 from surefoot.runtime.orders import Order
 from surefoot.runtime.parcels import opened
 from surefoot.runtime.recipes import EngineRecipe, ProcessRecipe, WorkerRecipe
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 THREADS = 64

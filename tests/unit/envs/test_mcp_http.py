@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from surefoot.envs.mcp_client import Limits, MCPToolkit, Server
+from surefoot.envs.servers import mcp_sdk
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.records import Task
 
@@ -31,12 +33,14 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     sessions = 0
+    doors: set[Any] = set()
     seen_tokens: set[str | None] = set()
 
     def log_message(self, *args: Any) -> None: ...
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        type(self).doors.add(self.client_address)
         type(self).seen_tokens.add(self.headers.get("authorization"))
         method, number = request.get("method"), request.get("id")
         if method == "initialize":
@@ -120,6 +124,28 @@ def test_over_http_answers_come_floods_and_failures_are_typed_and_the_token_is_s
             kit.close()
     assert reasons["flood"] == "tool_flooded"
     assert set(reasons.values()) <= {"tool_flooded", "tool_crashed", "tool_protocol"}
+
+
+@pytest.mark.parametrize(("idle_s", "kept"), [(0.2, False), (60.0, True)], ids=["idle too long", "planted: kept"])
+def test_a_connection_that_was_idle_for_long_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch, idle_s: float, kept: bool
+) -> None:
+    assert mcp_sdk.KEEP_IDLE_S < 5.0, "common servers close theirs after five seconds"
+    monkeypatch.setattr(mcp_sdk, "KEEP_IDLE_S", idle_s)
+    with served() as url:
+        kit = MCPToolkit([Server("h", url=url)], Limits(shutdown_s=0.5))
+        try:
+            box = kit.open(TASK, "train/0", 0)
+            box.call("h__say", {}, AMPLE)
+            known = set(Handler.doors)
+            time.sleep(0.5)
+            Handler.doors.clear()
+            box.call("h__say", {}, AMPLE)
+            used = set(Handler.doors)
+        finally:
+            kit.close()
+    assert len(used) == 1
+    assert (used <= known) == kept
 
 
 def test_a_server_that_is_not_there_is_refused_at_the_start() -> None:

@@ -24,7 +24,7 @@ from surefoot.safe_text import printable
 INVALID_PARAMS, INTERNAL, CLOSED, TIMED_OUT = -32602, -32603, -32000, -32001
 """Codes of JSON-RPC errors that we tell apart."""
 KEEP_IDLE_S = 2.0
-"""Longest that an idle HTTP connection is used again. Common servers close theirs after 5 s; a call that is sent in that
+"""How long an idle HTTP connection is used again. Common servers close theirs after 5 s; a call that is sent in that
 moment is lost, and may have been done."""
 SIZE = "surefoot/size"
 """Where the wire notes the full size of a message that it had to cut."""
