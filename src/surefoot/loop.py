@@ -36,7 +36,10 @@ def train(run: Run) -> None:
     A resumed run comes here with the step it goes on from; a batch that the journal holds is learned from once more.
     """
     config, passes, run.began = run.config, run.config.num_iterations, time.perf_counter()
+    landmarks = run.landmarks
     publish(run)
+    if run.step % passes and landmarks:  # a run that never stopped would not have published between two passes
+        run.landmarks = run.runtime.landmarks = landmarks
     if evaluation_due(run):  # before the first step, or where an earlier life of the run was interrupted
         evaluate(run)
     while run.step < config.max_steps and not halted(run):
@@ -119,6 +122,7 @@ def publish(run: Run) -> Metrics:
     failpoint("loop.before_publish")
     with run.hooks.phase("publish"):
         metrics = dict(run.runtime.publish(run.learner.weights(), run.learner.version))
+    run.landmarks = run.runtime.landmarks
     run.hooks.published(run.learner.version)
     failpoint("loop.after_publish")
     return metrics

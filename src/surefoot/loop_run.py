@@ -73,6 +73,8 @@ class Run:
     checked: dict[str, int] = field(default_factory=lambda: {"groups": 0, "samples": 0, "advantages": 0})
     refused_in_a_row: int = 0
     census_logged: bool = False
+    landmarks: list[list[float]] | None = None
+    """What the learner thought of the canary's fixed tokens when the engines were last given weights."""
     lost: Metrics = field(default_factory=dict)
     """Rollouts of this step that cannot be trained on, by reason."""
     guard: HeldOutGuard | None = None

@@ -293,6 +293,9 @@ class Books(Protocol):
 class Runtime(Protocol):
     """Who runs where. The loop sees only this."""
 
+    landmarks: list[list[float]] | None
+    """What the learner thought of the canary's fixed tokens at the last publish: the next move is measured from it."""
+
     def collect(self, tasks: Sequence[Task], step: int, first: int = 0) -> list[Group]:
         """Play one group per task, scored; failures carry reasons. `first` counts the step's groups so far."""
 

@@ -23,6 +23,7 @@ THREE = Case(
     {"tasks_per_step": PER_STEP, "max_steps": STEPS, "heldout_fraction": 0.0, "save_steps": 4, "eval_steps": 0},
     rows=TASKS,
 )
+TWO_PASSES = Case("two passes, saved between them", {"num_iterations": 2, "save_steps": 3, "max_steps": 8})
 ROUNDS, ROUNDS_AT_NIGHT = 8, 50
 
 
@@ -59,6 +60,16 @@ def test_killed_in_this_step_the_run_does_every_planned_step_once(
     assert bench.train(folder, failpoints=f"loop.before_log=kill@{step}").code == -signal.SIGKILL
     bench.check(THREE, folder, bench.resume(folder))
     note(record_property, "killed in a step of a 3-epoch run, then resumed: planned = executed, bit-equal")
+
+
+@pytest.mark.parametrize("hit", [4, 5])
+def test_killed_behind_a_checkpoint_between_two_passes_every_number_is_as_if_nothing_had_happened(
+    bench: Bench, hit: int
+) -> None:
+    """The resumed run has to give its engine the weights of step 3; the next move is measured from those of step 2."""
+    folder = bench.folder(TWO_PASSES)
+    assert bench.train(folder, failpoints=f"loop.before_learn=kill@{hit}").code == -signal.SIGKILL
+    bench.check(TWO_PASSES, folder, bench.resume(folder))
 
 
 @pytest.mark.parametrize("step", by_turns(range(1, STEPS)))

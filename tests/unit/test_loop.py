@@ -37,6 +37,8 @@ class Diary(list[tuple[Any, ...]]):
 class FakeRuntime:
     """Plays groups whose siblings differ; every rollout carries the version that was published last."""
 
+    landmarks: list[list[float]] | None = None
+
     def __init__(self, diary: Diary, rewards: Callable[[int, int], float | None], finish: str) -> None:
         self.diary, self.rewards, self.finish, self.version = diary, rewards, finish, -1
 

@@ -66,6 +66,8 @@ class FakeRun:
 
             self.run.guard.update = spy  # type: ignore[method-assign,assignment]
 
+    landmarks = None
+
     def note(self, *entry: Any) -> None:
         self.diary.append(entry)
 

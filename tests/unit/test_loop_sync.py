@@ -21,6 +21,8 @@ TASK = Task(id="t", prompt="?")
 class Runtime:
     """Says what it was asked; evaluates whatever was published last."""
 
+    landmarks = None
+
     def __init__(self, diary: list[tuple[Any, ...]]) -> None:
         self.diary, self.version = diary, -1
 

@@ -18,7 +18,7 @@ from surefoot.loop_notes import Between
 
 PLAIN = (
     "step", "last_eval", "last_eval_step", "last_metrics", "checked", "refused_in_a_row", "census_logged", "lost",
-    "at_start", "eval_seconds",
+    "landmarks", "at_start", "eval_seconds",
 )  # fmt: skip
 CAPTURED = frozenset({*PLAIN, "diversity", "guard", "between", "best", "seconds_before", "successes"})
 DERIVED = frozenset(

@@ -20,6 +20,7 @@ from surefoot.protocols import Environment, EvalResult, Grade
 from surefoot.records import LENGTH, Group, Rollout, Task
 from surefoot.runtime.answers import NONFINITE_LOGPROB, UNDECODABLE
 from surefoot.runtime.orders import Played, Sampling
+from surefoot.runtime.probes import Canary
 
 _REMEDIES = {
     UNDECODABLE: "use a model whose rows all have a token",
@@ -47,6 +48,17 @@ class JudgingRuntime:
     def __init__(self, players: Players, *, train: Sampling, evaluation: Sampling, max_failures: float) -> None:
         self.players, self.train, self.evaluation = players, train, evaluation
         self.max_failures = max_failures
+        self.canary: Canary | None = None
+
+    @property
+    def landmarks(self) -> list[list[float]] | None:
+        """What the learner thought of the canary's fixed tokens at the last publish; None when nobody asked."""
+        return None if self.canary is None else self.canary.landmarks
+
+    @landmarks.setter
+    def landmarks(self, found: list[list[float]] | None) -> None:
+        if self.canary is not None:
+            self.canary.landmarks = found
 
     def collect(self, tasks: Sequence[Task], step: int, first: int = 0) -> list[Group]:
         """Play one group per task, scored; stops when more rollouts lack a verdict than allowed."""

@@ -45,7 +45,6 @@ class LocalRuntime(JudgingRuntime):
     ) -> None:  # fmt: skip
         super().__init__(collector, train=train, evaluation=evaluation, max_failures=max_failures)
         self.collector, self.score, self.copy_weights = collector, score, copy_weights
-        self.canary: Canary | None = None
         if score is not None:
             material = collector.prompts.values() if probe_prompts is None else probe_prompts
             probes = make_probes(

@@ -114,7 +114,8 @@ class Canary:
         self.probes, self.tolerance, self.temperature = tuple(probes), tolerance, probes[0].temperature
         # Tokens that never change: the end of a prompt, given its beginning. How far they move is the canary's power.
         self.fixed: list[Scored] = [_halved(probes[0].prompt_ids)] if len(probes[0].prompt_ids) > 1 else []
-        self._fixed_scores: Scores | None = None
+        self.landmarks: list[list[float]] | None = None
+        """The learner's log-probabilities of them at the last publish; a resumed run may be told older ones."""
         self._known: dict[int, list[Completion]] = {}
         self.proven: dict[Scored, tuple[float, ...]] = {}
         """What the learner of the published version thinks of the answers to it."""
@@ -189,8 +190,8 @@ class Canary:
 
     def accept(self, answers: Answers, version: int, scored: Mapping[Scored, tuple[float, ...]]) -> dict[str, float]:
         """Every engine passed: remember how this version answers; how far the learner moved since the last one."""
-        now = [scored[text] for text in self.fixed]
-        before, self._fixed_scores = self._fixed_scores, now
+        now = [list(scored[text]) for text in self.fixed]
+        before, self.landmarks = self.landmarks, now
         self.proven = dict(scored)
         self._known[version] = list(next(iter(answers.values())))
         for old in list(self._known)[1:-_REMEMBERED]:  # the first stays: restarts begin there

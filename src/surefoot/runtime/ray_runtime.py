@@ -153,6 +153,7 @@ class RayRuntime(JudgingRuntime):
         players = FleetPlayers(fleet, site.thread, environment, prompts)
         super().__init__(players, train=train, evaluation=evaluation, max_failures=max_failures)
         self.site, self.fleet, self.publisher = site, fleet, publisher
+        self.canary = publisher.canary
 
     def publish(self, weights: Any, version: int) -> Mapping[str, float]:
         """Move the learner's weights to every engine, with proof."""

@@ -31,6 +31,7 @@ def a_used_run() -> Run:
     run.last_eval, run.last_metrics, run.lost = {"eval_accuracy": 0.1 + 0.2}, {"loss": 1e-300}, {"failures/died": 2.0}
     run.checked = {"groups": 14, "samples": 55, "advantages": 55}
     run.best, run.at_start, run.eval_seconds, run.seconds_before = (4, 0.25), 0.125, 1.5, 20.0
+    run.landmarks = [[-0.1, -1e-300]]
     run.between.step({"reward": 0.5})
     run.between.waiting = {"eval_accuracy": 0.5, "eval_n": 8.0}
     run.diversity._last = {"t1": "0123456789abcdef"}
