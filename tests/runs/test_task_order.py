@@ -24,18 +24,19 @@ WAYS = {
 }
 REWARD = """
 def score(completions, answer, **_):
-    return [float(said == wanted) for said, wanted in zip(completions, answer, strict=True)]
+    pairs = zip(completions, answer, strict=True)
+    return [sum(a == b for a, b in zip(said, wanted)) / max(len(said), len(wanted), 1) for said, wanted in pairs]
 """
+"""The share of right digits: siblings differ at every level, so that every step moves the weights."""
 
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path) -> None:
-    dice = random.Random(0)
-    rows = []
-    for i, level in enumerate(["easy", "medium", "hard"] * 60):
-        low, high = {"easy": (0, 4), "medium": (5, 30), "hard": (50, 400)}[level]
-        a, b = dice.randint(low, high), dice.randint(low, high)
-        rows.append({"id": f"{level}-{i}", "prompt": f"{a}+{b}+{i}=", "answer": str(a + b + i), "complexity": level})
+    dice, rows = random.Random(0), []
+    for level, low in (("easy", 2), ("medium", 20), ("hard", 60)):
+        sums = [(a, b) for a in range(low, low + 12) for b in range(low, low + 12)]
+        for a, b in dice.sample(sums, 60):
+            rows.append({"id": f"{level}-{a}+{b}", "prompt": f"{a}+{b}=", "answer": str(a + b), "complexity": level})
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "r.py").write_text(REWARD)
 
@@ -59,7 +60,24 @@ def test_killed_and_resumed_it_visits_the_same_tasks_and_ends_the_same(tmp_path:
     batches = [visited(whole.run, step) for step in range(1, 9)]
     assert batches == [visited(again.run, step) for step in range(1, 9)]
     assert all(len(set(batch)) == 4 for batch in batches)
+    assert sum(line.get("grad_norm", 0.0) > 0 for line in whole.metrics) >= 6, (
+        "weights that never move are equal anyway"
+    )
     check_order(way, batches, whole)
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", ["streamed-levels", "success"])
+def test_on_ray_it_visits_the_same_tasks_and_is_the_same_run(tmp_path: Path, way: str) -> None:
+    pytest.importorskip("ray", reason="needs the ray extra")
+    words = ["train", *TINY, *WAYS[way]]
+    local = surefoot(*words, cwd=tmp_path, run="local")
+    there = surefoot(*words, "runtime.kind=ray", cwd=tmp_path, run="ray")
+    assert there.code == 0, there.out + there.err
+    assert "Traceback" not in there.err
+    assert numbers(local.metrics) == numbers(there.metrics)
+    assert [visited(local.run, step) for step in range(1, 9)] == [visited(there.run, step) for step in range(1, 9)]
 
 
 def check_order(way: str, batches: list[list[str]], ran: Ran) -> None:
@@ -90,5 +108,5 @@ def test_a_dry_run_of_a_streamed_file_leaves_nothing_behind(tmp_path: Path) -> N
     before = sorted(path.name for path in tmp_path.iterdir())
     ran = surefoot("train", "--dry-run", *TINY, *WAYS["streamed-levels"], cwd=tmp_path)
     assert ran.code == 0, ran.out + ran.err
-    assert "sums.jsonl: 168 to train on, 12 held out" in ran.out
+    assert "sums.jsonl: 161 to train on, 19 held out" in ran.out
     assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -98,10 +98,13 @@ class Keeper(Generic[M]):
         moved = loop.time()
         while True:
             began, ping = loop.time(), asyncio.ensure_future(member.ping())
+            ping.add_done_callback(_heard)
             both: set[asyncio.Future[Any]] = {ping, post.gone}
-            await asyncio.wait(both, timeout=limits.silence_s, return_when=asyncio.FIRST_COMPLETED)
-            if post.gone.done() or not ping.done():
-                ping.cancel()
+            try:
+                await asyncio.wait(both, timeout=limits.silence_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if post.gone.done() or not ping.done():
+                    ping.cancel()
             if post.gone.done():
                 return post.gone.result()
             if not ping.done():
@@ -125,6 +128,12 @@ class Keeper(Generic[M]):
             beat(f"waiting for groups, {post.name} works")
             return now
         return moved if state.get("in_flight") else now
+
+
+def _heard(ping: asyncio.Future[Any]) -> None:
+    """A fleet that is being closed no longer listens; the end of a process that it ends itself is no news."""
+    if not ping.cancelled():
+        ping.exception()
 
 
 def unexpected(name: str, error: Exception) -> SurefootError:

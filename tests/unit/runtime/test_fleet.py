@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from surefoot.errors import EngineError, FleetError, ModelError, RewardError, StalledError
 from surefoot.runtime.fleet import Fleet
 from surefoot.runtime.fleet_keeper import Keeper
-from surefoot.runtime.fleet_members import Post, Report
+from surefoot.runtime.fleet_members import MemberLostError, Post, Report
 from surefoot.runtime.orders import Order
 
 
@@ -425,6 +426,41 @@ def test_an_engine_that_cannot_be_admitted_is_replaced_until_the_budget_is_spent
 
 
 # -- the end, and interruptions ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["as it is", "planted: nobody hears it"])
+def test_a_sign_of_life_that_is_under_way_when_the_fleet_is_closed_ends_without_a_word(
+    deaf: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would print the traceback of an exception that nobody asked for, below the verdict of a run that passed."""
+    complaints: list[str] = []
+    if deaf:
+        monkeypatch.setattr("surefoot.runtime.fleet_keeper._heard", lambda ping: None)
+
+    async def scenario(transport: FakeTransport) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context["message"]))
+        fleet = await fleet_of(transport, engines=1, workers=1)
+        member = transport.engines[0]
+        asked = asyncio.Event()
+
+        async def ping() -> Any:
+            asked.set()
+            try:
+                await member.died.wait()
+            except asyncio.CancelledError:  # the answer was on its way
+                await member.died.wait()
+            raise MemberLostError("process 1 ended without a word")
+
+        member.ping = ping  # type: ignore[method-assign]
+        await asked.wait()
+        await fleet.close()
+        await asyncio.sleep(0.01)
+        assert len(asyncio.all_tasks()) == 2, "the scenario and whoever waits for it"
+
+    running(scenario)
+    gc.collect()
+    assert bool(complaints) == deaf, complaints
 
 
 def test_close_ends_every_process_and_every_play() -> None:
