@@ -12,15 +12,22 @@ from command import Ran, surefoot
 from ray_kit import numbers
 
 TINY = (
-    "tasks=sums.jsonl tasks_per_step=4 num_generations=4 max_steps=8 eval_steps=8 eval_tasks=8 preflight_tasks=0 "
+    "tasks_per_step=4 num_generations=4 max_steps=8 eval_steps=8 eval_tasks=8 preflight_tasks=0 "
     "reward_workers=1 threads=1 device=cpu guard.mode=off learning_rate=1e-3 target_metric=none target_value=none "
     'reward_funcs=["r.py:score"]'
 ).split()
+SUMS = "tasks=sums.jsonl"
 WAYS = {
-    "streamed": ["stream_tasks=true", "max_prompt_length=16"],
-    "streamed-levels": ["stream_tasks=true", "max_prompt_length=16", "curriculum.kind=levels", "curriculum.steps=6"],
-    "levels": ["curriculum.kind=levels", "curriculum.start=[1.0,0.0,0.0]", "curriculum.end=[0.0,0.0,1.0]"],
-    "success": ["curriculum.kind=success"],
+    "streamed": [SUMS, "stream_tasks=true", "max_prompt_length=16"],
+    "streamed-levels": [
+        SUMS,
+        "stream_tasks=true",
+        "max_prompt_length=16",
+        "curriculum.kind=levels",
+        "curriculum.steps=6",
+    ],
+    "levels": [SUMS, "curriculum.kind=levels", "curriculum.start=[1.0,0.0,0.0]", "curriculum.end=[0.0,0.0,1.0]"],
+    "success": ["tasks=few.jsonl", "curriculum.kind=success"],
 }
 REWARD = """
 def score(completions, answer, **_):
@@ -38,6 +45,7 @@ def files(tmp_path: Path) -> None:
         for a, b in dice.sample(sums, 60):
             rows.append({"id": f"{level}-{a}+{b}", "prompt": f"{a}+{b}=", "answer": str(a + b), "complexity": level})
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[::9]))
     (tmp_path / "r.py").write_text(REWARD)
 
 
@@ -93,11 +101,15 @@ def check_order(way: str, batches: list[list[str]], ran: Ran) -> None:
             sum(task.startswith("hard") for task in batch) / 4 for batch in batches
         ]
     if way == "success":
-        assert any(line.get("curriculum/new_frequency") == 1.0 for line in ran.metrics)
+        told = [line for line in ran.metrics if "curriculum/new_frequency" in line]
+        assert told[0]["curriculum/new_frequency"] == 1.0
+        rates = [line["curriculum/success_rate"] for line in told if "curriculum/success_rate" in line]
+        assert rates, "tasks came again, and what was seen of them was remembered"
+        assert all(0 < rate < 1 for rate in rates), rates
 
 
 def test_a_level_that_nobody_named_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    words = [*TINY, "curriculum.kind=levels", 'curriculum.levels=["easy","hard"]', "curriculum.start=[1.0,0.0]"]
+    words = [*TINY, SUMS, "curriculum.kind=levels", 'curriculum.levels=["easy","hard"]', "curriculum.start=[1.0,0.0]"]
     for command in (["train"], ["train", "--dry-run"]):
         ran = surefoot(*command, *words, "curriculum.end=[0.0,1.0]", cwd=tmp_path)
         assert ran.code == 4, ran.out + ran.err

@@ -1,7 +1,7 @@
 """A run from a task file that is not held in memory: what stands in for lists and dictionaries of all tasks.
 
-Promises   memory does not grow with the file; a prompt that is longer than max_prompt_length, or does not fit the
-           context, is refused by the task's name when its turn comes, because nobody read it before.
+Promises   memory does not grow with the file; a prompt that is longer than max_prompt_length is refused by the task's
+           name when its turn comes, because nobody read it before.
 """
 
 from __future__ import annotations

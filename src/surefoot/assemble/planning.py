@@ -33,7 +33,8 @@ def make_books(
     if config.curriculum.kind == "levels":
         plan = level_plan(config, train)
     elif successes is not None:
-        plan = SuccessPlan(tasks, successes, seed=config.seed, metric=inputs.metric)
+        metric = inputs.metric if inputs.metric in inputs.weights else None  # rollouts carry the rewards' scores only
+        plan = SuccessPlan(tasks, successes, seed=config.seed, metric=metric)
     else:
         plan = WindowPlan(train, config.seed) if large else EpochPlan(tasks, config.seed)
     known: Sequence[Task] | Mapping[str, Task] = tasks if large else train

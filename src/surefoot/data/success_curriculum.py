@@ -60,7 +60,7 @@ class SuccessCurriculum:
         if not is_number(outcome) or not 0 <= outcome <= 1:
             raise TaskError(
                 f"task {task_id!r} was reported with {outcome!r}", "a success rate is made of numbers from 0 to 1",
-                "report the task metric, not the reward; report None when there is no verdict",
+                "report a task metric (in a run: make one of reward_funcs the eval_metric); None for no verdict",
             )  # fmt: skip
         successes, attempts = self._known(task_id)
         self._rates.put(task_id, (self.fade * successes + outcome, self.fade * attempts + 1))

@@ -154,7 +154,7 @@ class SuccessPlan:
 
     Args:
         curriculum: the success rates; a checkpoint holds them.
-        metric: whose score is the outcome; the reward where there is none.
+        metric: the reward function whose score is the outcome; the whole reward when left out.
     """
 
     def __init__(
@@ -182,8 +182,10 @@ class SuccessPlan:
         """Every rollout is one report; one without a verdict is none."""
         for group in groups:
             for rollout in group.rollouts:
-                outcome = rollout.reward if self.metric is None else rollout.reward_parts.get(self.metric)
-                self.curriculum.report(group.task.id, None if rollout.reward is None else outcome)
+                outcome = rollout.reward
+                if outcome is not None and self.metric is not None:
+                    outcome = rollout.reward_parts[self.metric]  # never `get`: a name that is wrong would be no verdict
+                self.curriculum.report(group.task.id, outcome)
 
     def metrics(self, tasks: Sequence[Task]) -> dict[str, float]:
         """The mean success rate of this batch's tasks so far, and the share that nobody had played."""
