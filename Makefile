@@ -19,7 +19,9 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --co
 QUIET := 2>&1 | sed -u '/^WARNING: Location .* is ignored: it is neither a file nor a directory\.$$/d'
 
 # -ra and the counts come from pyproject.toml; every run leaves its machine-readable result in $(REPORTS).
-PYTEST = mkdir -p $(REPORTS) && PYTHONUNBUFFERED=1 $(BIN)/python -m pytest --junitxml=$(REPORTS)/$(1).xml $(2) | tee $(REPORTS)/$(1).txt
+# On which commit and how busy a machine it was made lies beside it, for docs/figures.json; without git it does not.
+PYTEST = mkdir -p $(REPORTS) && { $(BIN)/python scripts/reliability_table.py --surroundings 2>/dev/null >$(REPORTS)/$(1).json || rm -f $(REPORTS)/$(1).json; } && \
+	PYTHONUNBUFFERED=1 $(BIN)/python -m pytest --junitxml=$(REPORTS)/$(1).xml $(2) | tee $(REPORTS)/$(1).txt
 COUNT = $(BIN)/python scripts/count_tests.py --results $(REPORTS)/results.jsonl
 # What needs a GPU is not left out: it is skipped where there is none, and counted.
 EVERY_DAY := not nightly
@@ -35,7 +37,7 @@ train: $(VENV)/.core ## train the built-in model
 	@$(BIN)/surefoot train
 
 test: unit integration ## every test but nightly ones; prints the counts
-	@$(COUNT) $(REPORTS)/unit.xml $(REPORTS)/side.xml $(REPORTS)/runs.xml
+	@$(COUNT) $(REPORTS)/unit.xml $(REPORTS)/side.xml
 
 VLLM := .venv-vllm
 test-vllm: $(VLLM)/.ready ## what needs vLLM, in an environment of its own
@@ -44,32 +46,47 @@ test-vllm: $(VLLM)/.ready ## what needs vLLM, in an environment of its own
 	@$(VLLM)/bin/python scripts/count_tests.py --results $(REPORTS)/results.jsonl $(REPORTS)/vllm.xml
 
 unit: $(VENV)/.test ## tests/unit and tests/repo: small, CPU, no network
-	@$(call PYTEST,unit,-m "$(EVERY_DAY)" -n 2 tests/unit tests/repo)
+	@$(call PYTEST,unit,-m "$(EVERY_DAY)" -n 2 tests/repo tests/unit)
 	@$(COUNT) $(REPORTS)/unit.xml
 
-integration: $(VENV)/.test ## tests/silent, parity, runs and faults
-	@$(call PYTEST,side,-m "$(EVERY_DAY)" -n 2 --dist loadfile tests/silent tests/parity tests/faults)
-	@$(call PYTEST,runs,-m "$(EVERY_DAY)" -n 2 --dist loadfile tests/runs)
-	@$(COUNT) $(REPORTS)/side.xml $(REPORTS)/runs.xml
+# The longest files first: with whole files for each worker, one of them begun last would leave a core idle for minutes.
+LONG := $(patsubst %,tests/runs/test_%.py,runtimes tools learning own_work border) \
+	$(patsubst %,tests/faults/test_%.py,stop_signals ray_chaos async_kills ray_kills bad_input resume_refusals ray_cluster)
+integration: $(VENV)/.test ## tests/runs, silent, parity, faults and functional
+	@$(call PYTEST,side,-m "$(EVERY_DAY)" -n 2 --dist loadfile --no-loadscope-reorder \
+	  $(LONG) tests/runs tests/silent tests/parity tests/faults tests/functional)
+	@$(COUNT) $(REPORTS)/side.xml
 
-KILLS := kills every_failpoint resume_steps resume_refusals disk_faults two_drivers planted_losses stop_signals \
+# `make faults KILLS="async_kills stalls"` tries these alone and brings only their rows of docs/figures.json up to date.
+EVERY_KILL := kills every_failpoint resume_steps resume_refusals disk_faults two_drivers planted_losses stop_signals \
 	stalls descendants numerics out_of_memory reward_kinds reward_memory config_typos secrets sinks clocks \
 	store_kills store_simulator checkpoint_faults mutants async_simulator async_kills lying_syncs \
-	ray_chaos ray_kills bad_servers sandbox_probes grader_cheats cassette_faults streaming_faults
-faults: $(VENV)/.test ## kill -9, full disk, EIO, NaN and bad rewards, in full; then the table of docs/reliability.md
-	@$(call PYTEST,faults,-m "nightly or not nightly" -n 2 $(KILLS:%=tests/faults/test_%.py))
-	@$(COUNT) $(REPORTS)/faults.xml
-	@$(BIN)/python scripts/reliability_table.py
+	ray_chaos ray_kills bad_servers sandbox_probes grader_cheats cassette_faults streaming_faults \
+	hostile_checks group_kills extensions bfloat16_kills
+KILLS := $(EVERY_KILL)
+# What promises a time that other tests would spoil needs the machine for itself.
+ALONE := ray_chaos
+SIDE_BY_SIDE = $(patsubst %,tests/faults/test_%.py,$(filter-out $(ALONE),$(KILLS))) tests/repo/test_banned_calls.py
+ONE_BY_ONE = $(patsubst %,tests/faults/test_%.py,$(filter $(ALONE),$(KILLS)))
+WHOLE = $(if $(filter-out $(KILLS),$(EVERY_KILL)),,--times "make test" "make faults")
+faults: $(VENV)/.test ## kill -9, full disk, EIO, NaN and bad rewards, in full; then docs/figures.json and docs/reliability.md
+	@rm -f $(REPORTS)/faults*
+	@code=0; $(call PYTEST,faults,-m "nightly or not nightly" -n 2 $(SIDE_BY_SIDE)) || code=1; \
+	  $(if $(ONE_BY_ONE),$(call PYTEST,faults_alone,-m "nightly or not nightly" $(ONE_BY_ONE)) || code=1;) \
+	  $(COUNT) $(REPORTS)/faults.xml $(if $(ONE_BY_ONE),$(REPORTS)/faults_alone.xml) || code=1; \
+	  $(BIN)/python scripts/reliability_table.py --merge faults --whole $(WHOLE) || code=1; exit $$code
 
-nightly: $(VENV)/.test ## the same, bigger, and what needs a GPU
-	@$(call PYTEST,nightly,-m "nightly or gpu" tests)
-	@$(COUNT) $(REPORTS)/nightly.xml
+nightly: $(VENV)/.test ## the same, bigger, and what needs a GPU; then docs/figures.json and docs/reliability.md
+	@code=0; $(call PYTEST,nightly,-m "nightly or gpu" tests) || code=1; \
+	  $(COUNT) $(REPORTS)/nightly.xml || code=1; \
+	  $(BIN)/python scripts/reliability_table.py --merge nightly --times "make test" "make nightly" || code=1; exit $$code
 
 check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the repository
 	@$(BIN)/ruff format --check --quiet --output-format concise . || { echo "fix: $(BIN)/ruff format ."; exit 1; }
 	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/import_linter | sed -n '/BROKEN/p;/^Contracts:/p;/^Broken contracts/,$$p'
+	@$(BIN)/python scripts/reliability_table.py --check
 	@$(call PYTEST,repo,-m "not slow and not nightly" -n 2 -q tests/repo) # make test executes the pages
 
 bench: $(VENV)/.test ## measure speed and memory; prints ratios with intervals, keeps raw samples

@@ -29,7 +29,8 @@ HERE = Path(__file__).parent
 ORDER = (
     "startup", "plugin_startup", "check_cost", "guard_rates", "bisect_noise", "affected", "chunked_loss", "decode",
     "end_to_end", "durability", "keeping", "sinks", "routing", "weight_sync",
-    "overlap", "long_tail", "mcp_calls", "sandbox", "streaming", "learning",
+    "overlap", "long_tail", "mcp_calls", "sandbox", "streaming",
+    "near_duplicates", "learning",
 )  # fmt: skip
 QUICK = {
     "startup": ["--runs", "3", "--pairs", "3", "--allow-dirty"],
@@ -61,6 +62,7 @@ QUICK = {
         "iterable",
         "--allow-dirty",
     ],
+    "near_duplicates": ["--sizes", "1000", "--runs", "1"],
     "learning": ["--seeds", "0", "max_steps=2"],
 }
 FULL = {"chunked_loss": ["--pairs", "7"]}

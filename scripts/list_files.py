@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,15 +44,15 @@ def rewritten(document: str, package: Path) -> str:
     return f"{before}{START}\n{table}\n{END}{after}"
 
 
-def main() -> int:
-    """Rewrite, or only compare."""
-    old = DOCUMENT.read_text(encoding="utf-8")
-    new = rewritten(old, PACKAGE)
+def rewrite_or_compare(path: Path, make: Callable[[str], str]) -> int:
+    """Write a page as `make` would have it; with --check only exit 1 if it is not so already."""
+    old = path.read_text(encoding="utf-8")
+    new = make(old)
     if "--check" in sys.argv[1:]:
         return int(old != new)
-    DOCUMENT.write_text(new, encoding="utf-8")
+    path.write_text(new, encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(rewrite_or_compare(DOCUMENT, lambda old: rewritten(old, PACKAGE)))

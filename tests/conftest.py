@@ -10,6 +10,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,47 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _handler)
 
 NEEDS_GPU = "needs a CUDA GPU, none is visible"
+TURN = "SUREFOOT_TEST_TURN"
+os.environ.setdefault(TURN, str(date.today().toordinal()))  # before the workers start: they all take the same turn
 
 
+def pytest_report_header() -> str:
+    return f"families of tests that take turns: {TURN}={os.environ[TURN]} repeats today's"
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _refuse_names_that_change(items)
+    _take_turns(items, int(os.environ[TURN]))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=NEEDS_GPU))
+
+
+def _refuse_names_that_change(items: list[pytest.Item]) -> None:
+    """A name made of a set differs from process to process, and two workers then refuse to start: nobody sees which."""
+    for item in items:
+        values = (
+            item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+        )
+        if any(isinstance(value, set | frozenset) and len(value) > 1 and str(value) in item.name for value in values):
+            raise pytest.UsageError(f"{item.nodeid} is named after a set, whose order changes: give it an id")
+
+
+def _take_turns(items: list[pytest.Item], turn: int) -> None:
+    """Of a family marked `turns(n)` every n-th test belongs to the day, beginning elsewhere each day; all to the night.
+
+    A single long test may take turns too; `turns(n, k)` parts several such ones, so that they do not meet on one day.
+    """
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("turns")) is not None:
+            family = item.nodeid.partition("[")[0]
+            seen[family] += 1
+            n, *first = mark.args
+            if (seen[family] + turn + sum(first)) % n:
+                item.add_marker(pytest.mark.nightly)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -74,3 +109,17 @@ def _no_network() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect)
         yield
+
+
+@pytest.fixture(scope="session")
+def bfloat16_products() -> None:
+    """Skips where the CPU says that it multiplies in bfloat16 and dies of it, as some virtual machines do."""
+    child = os.fork()  # a process that may die; it has torch loaded already
+    if child == 0:
+        import torch
+
+        torch.set_num_threads(1)
+        square = torch.ones(64, 64, dtype=torch.bfloat16)
+        os._exit(0 if float((square @ square).sum()) == 64**3 else 1)
+    if os.waitpid(child, 0)[1] != 0:
+        pytest.skip("this CPU cannot multiply in bfloat16")

@@ -1,7 +1,7 @@
 """Tells which servers are available: `python examples/servers/check.py [NAME ...]`.
 
-A server is available when it has answered the handshake, listed its tools, and answered one call. A file that exists is
-no server. Exits 0 when all of them are, 1 when one is not (with its last words), 2 or 4 when it
+A server is available when it has answered the handshake, listed its tools, and answered one call as the table expects.
+A file that exists is no server. Exits 0 when all of them are, 1 when one is not (with its last words), 2 or 4 when it
 cannot tell: an unknown name, a table that cannot be read.
 
 Read next: `servers.json`, the table that this goes through.

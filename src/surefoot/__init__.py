@@ -1,22 +1,47 @@
 """surefoot: GRPO you can trust. Trains language models, and proves that the training did what it said.
 
-`surefoot.train(...)` and `surefoot.resume(...)` are the command line's from Python; see `assemble.from_python`.
+surefoot.train(...)      train, as `surefoot train` does; keys of a config file are arguments
+surefoot.resume(...)     go on with a run that was interrupted, or make one longer
+surefoot.evaluate(...)   answer tasks with a run's weights or any model's
+surefoot.Config          every key with its default: `surefoot.Config.model_fields`
+surefoot.errors          what these raise: each error says what, why and how to mend it
+surefoot.Outcome         what `train` and `resume` return
+surefoot.Evaluation      what `evaluate` returns
+
+See `assemble.from_python` for the arguments.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
-if TYPE_CHECKING:
-    from surefoot.assemble.from_python import resume, train
+if _typing.TYPE_CHECKING:
+    from surefoot import errors
+    from surefoot.assemble.ending import Outcome
+    from surefoot.assemble.evaluate import Evaluation
+    from surefoot.assemble.from_python import evaluate, resume, train
+    from surefoot.config import Config
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "resume", "train"]
+__all__ = ["Config", "Evaluation", "Outcome", "__version__", "errors", "evaluate", "resume", "train"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("train", "resume"):  # heavy parts load on first use, so that `import surefoot` stays light
+def __getattr__(name: str) -> _typing.Any:  # heavy parts load on first use, so that `import surefoot` stays light
+    if name in ("train", "resume", "evaluate", "Outcome", "Evaluation"):
         from surefoot.assemble import from_python
 
         return getattr(from_python, name)
+    if name == "Config":
+        from surefoot.config import Config
+
+        return Config
+    if name == "errors":
+        import surefoot.errors as found  # `from surefoot import errors` would ask here again
+
+        return found
     raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What a user calls; submodules are found by importing them."""
+    return sorted(__all__)

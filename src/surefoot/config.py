@@ -16,10 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from pydantic import Field
+
 from surefoot import config_rules
 from surefoot.config_tables import (
+    ComponentWeights,
     CurriculumConfig,
     EngineConfig,
+    EvalSets,
     Float,
     GuardConfig,
     Int,
@@ -52,10 +56,16 @@ class Config(Table):
     """How many tasks a generator (`reasoning_gym:...`, `builtin:...`) makes; files are read whole."""
 
     reward_funcs: tuple[str, ...] = ()
-    """Reward functions as `file.py:function`, in TRL's form `f(prompts, completions, **columns)`; empty means the task set's own scorer."""
+    """Reward functions as `file.py:function`, in TRL's form `f(prompts, completions, **columns)`; empty means the task set's own scorer. "builtin:components" is a weighted sum of facts about a rollout with tools (docs/agents.md)."""
 
     reward_weights: tuple[Float, ...] | None = None
     """One weight per reward function; all 1 when left out."""
+
+    component_weights: ComponentWeights = Field(default={})
+    """For "builtin:components": the parts that count and their weights, `{ completion = 0.8, efficiency = 0.2 }`, 1 in all at most. When empty: completion 0.4, reasoning 0.15, efficiency 0.15, recovery 0.1, progress 0.05, state 0.1, response 0.05."""
+
+    probe_reward_tasks: Int = 4
+    """Tasks of each kind that the reward is probed on before a run is started, without a model: a reward that pays for nothing, for nonsense or for a list of guesses is refused with 4. 0 turns it off, for rewards that mean to; docs/verifiers.md."""
 
     reward_timeout_s: Float = 10.0
     """Seconds one reward call may take before its worker is ended and the sample has no verdict."""
@@ -76,7 +86,7 @@ class Config(Table):
     """Put before every task as a system message; empty means none."""
 
     chat_template: str | None = None
-    """File with a chat template to use instead of the model's own."""
+    """File with a chat template to use instead of the model's own, or one of ours that shows tools: "builtin:chatml_tools", "builtin:hermes_tools" (Qwen, Hermes), "builtin:llama_tools"."""
 
     # -- length of the run ------------------------------------------------------
     output_dir: str | None = None
@@ -98,7 +108,7 @@ class Config(Table):
     """Where the policy lives; `auto` takes cuda, else mps, else cpu. An absent device is an error."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of weights and forward passes."""
+    """What the policy computes in, and what engines get. In bfloat16 the optimiser steps float32 masters of the weights (docs/engines.md, Precision); gradients and moments are float32 either way."""
 
     # -- one step ---------------------------------------------------------------
     tasks_per_step: Int = 4
@@ -131,6 +141,12 @@ class Config(Table):
     weight_sync_steps: Int = 1
     """Optimiser steps between two weight syncs; above 1 it needs max_staleness of at least one less."""
 
+    repetition: Literal["penalise", "invalid", "off"] = "penalise"
+    """A training rollout whose turn goes round in circles: repetition_cost is taken off its reward, or it has no reward (reason `repetition`), or nobody looks; a loop ends a rollout with tools unless off."""
+
+    repetition_cost: Float = 1.0
+    """What a loop takes off the reward with repetition = "penalise"; in the unit of your rewards."""
+
     rollout_timeout_s: Float = 600.0
     """Seconds one group may take from being asked for to being graded; a slower one is given up and its task asked again."""
 
@@ -155,14 +171,14 @@ class Config(Table):
     """Steps in a row that may be refused for a non-finite loss or gradient before the run stops with 78."""
 
     # -- the loss ---------------------------------------------------------------
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo"] = "dapo"
-    """How token losses are weighed and added up; see docs/maths.md."""
-    importance_sampling_level: Literal["token", "sequence"] = "token"
-    """Ratio per token, or one per sequence (GSPO)."""
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo"] = "dapo"
+    """How token losses are weighed and added up; gspo is one ratio per row and the mean over rows; see docs/maths.md."""
+    importance_sampling_level: Literal["auto", "token", "sequence"] = "auto"
+    """Ratio per token, or one per sequence; auto is sequence for gspo, else token. With another loss_type sequence is not GSPO: see docs/maths.md."""
     epsilon: Float = 0.2
     """The ratio is kept above 1 - epsilon. 0 clips to exactly 1: the first update of a batch is whole, every later one is cut."""
     epsilon_high: Float | None = None
-    """The ratio is kept below 1 + epsilon_high; epsilon when left out. For cispo, the cap on the weight."""
+    """The ratio is kept below 1 + epsilon_high; epsilon when left out. For cispo, the cap on the weight itself (elsewhere often the cap less 1)."""
     delta: Float | None = None
     """Dual clip: an upper bound on the ratio for negative advantages; must exceed 1 + epsilon_high."""
     beta: Float = 0.0
@@ -200,18 +216,30 @@ class Config(Table):
     dead_channel_steps: Int = 20
     """A loss beside the policy's that is on and gives nothing for so many steps in a row ends the run."""
 
-    # -- looking on -------------------------------------------------------------
-    eval_steps: Int = 0
-    """Evaluate on held-out tasks every so many steps; 0 means only at start and end."""
+    # -- evaluation and what is held out ----------------------------------------
+    eval_steps: Int | Literal["auto"] = "auto"
+    """Evaluate on held-out tasks every so many steps; 0 means only at start and end, "auto" as often as the guard can use for at most a tenth of the sampled tokens."""
 
     eval_on_start: bool = True
-    """Evaluate before the first step."""
+    """Evaluate before the first step: the verdict compares the end with it."""
 
     heldout_fraction: Float = 0.1
     """Share of tasks, chosen by hash of their id, that is never trained on."""
 
-    eval_tasks: Int = 200
-    """At most so many held-out tasks per evaluation."""
+    heldout_group: str | None = None
+    """Name of a column; tasks with the same value in it are on the same side, and the share counts groups."""
+
+    heldout_seed: Int = 0
+    """Another seed, another choice of held-out tasks."""
+
+    heldout_near: Literal["auto", "refuse", "drop", "allow"] = "auto"
+    """A training task that is nearly a held-out one: refused, left out and counted, or allowed and stamped on the verdict; `auto` drops for generated tasks and refuses for files and rows."""
+
+    eval_tasks: Int | Literal["auto"] = "auto"
+    """At most so many held-out tasks per evaluation; "auto" is 200, with eval_steps = "auto" no more than leave six evaluations within a tenth of the sampled tokens."""
+
+    eval_sets: EvalSets = Field(default={})
+    """Evaluation sets of your own beside or instead of heldout_fraction, by name: `{ gsm8k = "test.jsonl" }`, or `{ gsm8k = { tasks = "test.jsonl", metric = "exact" } }`; never trained on; docs/heldout.md."""
 
     eval_metric: str = "auto"
     """What counts as solved, apart from the reward: `file.py:function`, "exact" (the answer column), "auto" (the task set's own scorer), or "none"."""
@@ -222,8 +250,12 @@ class Config(Table):
     eval_temperature: Float | None = None
     """Sampling temperature in evaluation; the training one when left out; 0 is greedy."""
 
+    # -- checks and the target --------------------------------------------------
     preflight_tasks: Int = 8
-    """Tasks whose baseline rewards are looked at before step 1; a constant reward is refused. 0 turns it off."""
+    """Tasks whose baseline rewards are looked at before step 1; a constant reward is refused, for each data set of the tasks too. 0 turns it off."""
+
+    preflight_allow: tuple[str, ...] = ()
+    """Data sets (column `dataset` or `data_source`) that may earn the same throughout in the preflight, such as one that is too hard at first."""
 
     parity_tolerance: Float | None = None
     """Largest allowed difference between sampler and learner logprobs at step 1; 1e-4 in float32, 0.2 in bfloat16 when left out."""
@@ -234,6 +266,7 @@ class Config(Table):
     target_value: Float | None = None
     """See target_metric."""
 
+    # -- logs, checkpoints, waiting ---------------------------------------------
     logging_steps: Int = 1
     """Write metrics every so many steps."""
 
@@ -244,13 +277,16 @@ class Config(Table):
     """Save also every so many minutes, so that a killed run has little to do again; of these the newest two stay. 0 means never."""
 
     save_best: bool = True
-    """Keep the weights of the best evaluation too; the former best goes when a better one is complete."""
+    """Keep the weights of the best evaluation too, if it is better than before training; the former best goes when a better one is complete."""
 
     save_rollouts: bool = True
     """Keep every rollout (text, tokens, logprobs, rewards) under rollouts/."""
 
     stall_timeout_s: Float = 300.0
     """Seconds without any progress before the run shows where it is stuck and ends with 76."""
+
+    stop_timeout_s: Float = 10.0
+    """Seconds from SIGTERM, SIGINT or SIGUSR1 to the end of the process, with 75; a save that takes longer is given up, so raise it for a large model on a slow disk."""
 
     report_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where numbers go beside RUN/metrics.jsonl; a sink that is slow or broken loses lines, never time."""
@@ -266,6 +302,18 @@ class Config(Table):
     def rollouts_per_step(self) -> int:
         """tasks_per_step x num_generations."""
         return self.tasks_per_step * self.num_generations
+
+    @property
+    def ratio_level(self) -> Literal["token", "sequence"]:
+        """importance_sampling_level with `auto` resolved: one ratio per row for gspo, else one per token."""
+        if self.importance_sampling_level == "auto":
+            return "sequence" if self.loss_type == "gspo" else "token"
+        return self.importance_sampling_level
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether there is anything to evaluate on: a share of the tasks, or sets of one's own."""
+        return self.heldout_fraction > 0 or bool(self.eval_sets)
 
     def problems(self) -> Iterator[str]:
         """Every range and pair that is refused, one line each, both values quoted."""

@@ -8,26 +8,41 @@ Never      changes a value, or stops at the first problem.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
+
+from surefoot.config_schedule import schedule_of
+from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
     from surefoot.config import Config
 
+SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+"""A set's name is part of metric names and task ids."""
+HELDOUT = "heldout"
+"""What the share of the tasks that is held out is called where sets have names."""
+HARD_TURNS = 12
+"""The most turns that `tools.turns_by_complexity` gives."""
+BUILTIN = "builtin:"
+"""How a name of something that comes with surefoot begins."""
+TEMPLATES = ("chatml_tools", "hermes_tools", "llama_tools")
+"""Chat templates that show tools; `policy.templates` has them."""
 _SUM_TOLERANCE = 1e-6
 _POSITIVE = (
     "num_tasks reward_timeout_s reward_workers max_steps threads tasks_per_step max_completion_length temperature "
     "adam_epsilon max_nonfinite_steps num_iterations importance_sampling_clip_max eval_tasks num_generations_eval "
-    "logging_steps dead_channel_steps stall_timeout_s rollout_timeout_s weight_sync_steps runtime.engines "
-    "runtime.workers runtime.start_timeout_s max_turns tools.max_calls tools.call_timeout_s "
-    "tools.max_result_tokens tools.concurrency guard.min_evals guard.decline_patience guard.ema_alpha"
+    "logging_steps dead_channel_steps stall_timeout_s stop_timeout_s rollout_timeout_s weight_sync_steps runtime.engines "
+    "runtime.workers runtime.start_timeout_s runtime.restart_timeout_s max_turns tools.max_calls tools.call_timeout_s "
+    "tools.max_result_tokens tools.concurrency guard.min_evals guard.decline_patience guard.ema_alpha "
+    "guard.min_entropy_ratio guard.saturation_patience repetition_cost"
 ).split()
 _NOT_NEGATIVE = (
     "max_bad_rows seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
-    "dynamic_sampling_batches curriculum.steps "
-    "preflight_tasks save_steps save_minutes reward_memory_mb engine.rows alpha_sdpo beta_replay max_staleness "
-    "runtime.max_restarts runtime.engine_gpus runtime.learner_gpus"
+    "dynamic_sampling_batches curriculum.steps heldout_seed "
+    "preflight_tasks probe_reward_tasks save_steps save_minutes reward_memory_mb engine.rows alpha_sdpo beta_replay max_staleness "
+    "runtime.max_restarts runtime.engine_gpus runtime.learner_gpus guard.min_drop"
 ).split()
 _NOT_NEGATIVE_OPTIONAL = (
     "epsilon_high eval_temperature target_value guard.kl_hard_stop guard.max_proxy_real_gap".split()
@@ -35,7 +50,7 @@ _NOT_NEGATIVE_OPTIONAL = (
 _POSITIVE_OPTIONAL = "max_prompt_length parity_tolerance".split()
 _SHARES = {"max_reward_failures": (0.0, 1.0), "heldout_fraction": (0.0, 0.9), "adam_beta1": (0.0, 0.9999)}
 _SHARES |= {"adam_beta2": (0.0, 0.999999), "guard.margin_se": (0.0, 20.0), "sdpo_mixing": (0.0, 1.0)}
-_SHARES |= {"engine.gpu_memory_utilization": (0.01, 1.0)}
+_SHARES |= {"engine.gpu_memory_utilization": (0.01, 1.0), "guard.min_entropy_ratio": (0.0, 1.0)}
 
 
 def problems(config: Config) -> Iterator[str]:
@@ -46,15 +61,15 @@ def problems(config: Config) -> Iterator[str]:
 
 def _range_problems(config: Config) -> Iterator[str]:
     for name in _POSITIVE + _POSITIVE_OPTIONAL:
-        value = attrgetter(name)(config)
+        value = _number(config, name)
         if value is not None and value <= 0:
             yield f"{name} = {value}: must be above 0"
     for name in _NOT_NEGATIVE + _NOT_NEGATIVE_OPTIONAL:
-        value = attrgetter(name)(config)
+        value = _number(config, name)
         if value is not None and value < 0:
             yield f"{name} = {value}: must not be negative"
     for name, (low, high) in _SHARES.items():
-        value = attrgetter(name)(config)
+        value = _number(config, name)
         if value is not None and not low <= value <= high:
             yield f"{name} = {value}: must lie between {low} and {high}"
     if 0 < config.temperature < 0.05:
@@ -64,6 +79,17 @@ def _range_problems(config: Config) -> Iterator[str]:
         )
 
 
+def _number(config: Config, name: str) -> float | None:
+    """The value of a key; None where it is left out or "auto", which no range speaks of."""
+    value = attrgetter(name)(config)
+    return None if value is None or value == "auto" else float(value) if isinstance(value, float) else int(value)
+
+
+def _eval_steps(config: Config) -> int:
+    """The number that was written; 0 for "auto", which derives one that fits the others."""
+    return config.eval_steps if isinstance(config.eval_steps, int) else 0
+
+
 def _pair_problems(config: Config) -> Iterator[str]:
     if config.num_generations < 2:
         yield (
@@ -71,6 +97,7 @@ def _pair_problems(config: Config) -> Iterator[str]:
         )
     yield from _batch_problems(config)
     yield from _wait_problems(config)
+    yield from _schedule_problems(config)
     yield from _fleet_problems(config)
     yield from _tool_problems(config)
     yield from _dynamic_problems(config)
@@ -82,15 +109,89 @@ def _pair_problems(config: Config) -> Iterator[str]:
             f"reward_weights has {len(config.reward_weights)} entries for {max(1, len(config.reward_funcs))} "
             "reward function(s); give one weight per function"
         )
+    yield from _component_problems(config)
     if (config.target_metric is None) != (config.target_value is None):
         yield (
             f"target_metric = {config.target_metric!r} with target_value = {config.target_value!r}: set both or neither"
         )
-    if config.heldout_fraction == 0 and (config.eval_steps > 0 or (config.target_metric or "").startswith("eval_")):
+    if config.preflight_allow and not config.preflight_tasks:
+        yield (
+            f"preflight_allow = {list(config.preflight_allow)} with preflight_tasks = 0: nothing is looked at, so "
+            "nothing has to be allowed; remove one of them"
+        )
+    yield from _set_problems(config)
+    if not config.holds_out and (_eval_steps(config) > 0 or (config.target_metric or "").startswith("eval_")):
         yield (
             f"heldout_fraction = 0 with eval_steps = {config.eval_steps} and target_metric = {config.target_metric!r}: "
             "nothing is held out to evaluate on"
         )
+    if config.heldout_fraction == 0 and (config.heldout_group is not None or config.heldout_seed):
+        yield (
+            f"heldout_fraction = 0 with heldout_group = {config.heldout_group!r} and heldout_seed = "
+            f"{config.heldout_seed}: nothing is divided; set heldout_fraction, or remove the others"
+        )
+
+
+def _component_problems(config: Config) -> Iterator[str]:
+    weights = config.component_weights
+    if not weights:
+        return
+    shown = ", ".join(f"{name} = {weight:g}" for name, weight in weights.items())
+    if "builtin:components" not in config.reward_funcs:
+        yield f'component_weights = {{ {shown} }} without "builtin:components" in reward_funcs: nobody weighs by them'
+    total = math.fsum(weights.values())
+    if min(weights.values()) < 0 or not 0 < total <= 1 + 1e-9:
+        yield (
+            f"component_weights = {{ {shown} }}: none may be negative, and their sum, {total:g}, lies above 0 and is 1 "
+            "at most"
+        )
+
+
+def _set_problems(config: Config) -> Iterator[str]:
+    for name, keys in config.eval_sets.items():
+        if not SET_NAME.fullmatch(name) or name == HELDOUT:
+            yield (
+                f"eval_sets has a set called {name!r}: letters, digits, dash and underscore, at most 40, "
+                f"and not {HELDOUT}, which is the name of what heldout_fraction holds out"
+            )
+        for key, least in (("num_tasks", 1), ("seed", 0)):
+            if (value := getattr(keys, key)) is not None and value < least:
+                yield f"eval_sets.{name}.{key} = {value}: must be at least {least}"
+        if not keys.reward and keys.metric == "none":
+            yield f"eval_sets.{name} has reward = false and metric = none: nobody would judge its answers"
+    target = config.target_metric or ""
+    if config.eval_sets and config.heldout_fraction == 0 and target.startswith("eval_"):
+        yield (
+            f"target_metric = {target!r} with heldout_fraction = 0: only the evaluation sets are measured; "
+            f'write for example "eval/{next(iter(config.eval_sets))}/accuracy"'
+        )
+    of_set = target.split("/")[1] if target.count("/") > 1 and target.startswith("eval/") else None
+    if of_set is not None and of_set not in config.eval_sets:
+        yield f"target_metric = {target!r}: eval_sets has no {of_set}; {_listed(config.eval_sets)}"
+    yield from _watched_problems(config)
+
+
+def _watched_problems(config: Config) -> Iterator[str]:
+    """`guard.metric` names something that is measured."""
+    wanted, sets, split = config.guard.metric, config.eval_sets, config.heldout_fraction > 0
+    curves = [f"eval/{name}/{kind}" for name in sets for kind in ("accuracy", "reward")]
+    known = ["auto", "eval_accuracy", "eval_reward", *curves]
+    if wanted not in known:
+        listed = ", ".join(f'"{name}"' for name in known)
+        yield f'guard.metric = "{wanted}": must be one of {listed}' + ("" if sets else ", or name a set of eval_sets")
+    elif sets and not split and wanted in ("eval_accuracy", "eval_reward"):
+        yield f"guard.metric = {wanted} with heldout_fraction = 0: only the sets are measured; use {' or '.join(curves)}"
+    elif wanted == "auto" and not split and len(sets) > 1:
+        yield (
+            f"guard.metric = auto with heldout_fraction = 0 and {len(sets)} sets in eval_sets: it is also what the best "
+            f"checkpoint is chosen by, so name one of {', '.join(curves)}"
+        )
+    elif wanted.endswith("/accuracy") and sets[wanted.split("/")[1]].metric == "none":
+        yield f"guard.metric = {wanted} with metric = none of that set: it is never measured"
+
+
+def _listed(sets: Iterable[str]) -> str:
+    return f"there is {', '.join(sets)}" if sets else "it is empty"
 
 
 def _wait_problems(config: Config) -> Iterator[str]:
@@ -149,8 +250,19 @@ def _tool_problems(config: Config) -> Iterator[str]:
     tools = config.tools
     if (tools.mode == "live") != (tools.cassette is None):
         yield f"tools.mode = {tools.mode} with tools.cassette = {tools.cassette!r}: it goes with record and replay"
+    template = config.chat_template or ""
+    if template.startswith(BUILTIN) and template.removeprefix(BUILTIN) not in TEMPLATES:
+        known = ", ".join(f'"{BUILTIN}{name}"' for name in TEMPLATES)
+        yield f'chat_template = "{template}": there is no such template; there is {known}, or name a file'
+    if tools.format != "auto" and not tools.on:
+        yield f"tools.format = {tools.format} without tools; set tools.servers, tools.functions or tools.environment"
     if tools.mode != "live" and not tools.on:
         yield f"tools.mode = {tools.mode} without tools; set tools.servers, tools.functions or tools.environment"
+    if tools.turns_by_complexity and config.max_turns < HARD_TURNS:
+        yield (
+            f"tools.turns_by_complexity = true with max_turns = {config.max_turns}: hard tasks have {HARD_TURNS} turns; "
+            f"set max_turns = {HARD_TURNS} or more, or leave it out"
+        )
     if tools.mode == "record" and config.runtime.kind == "ray":
         yield 'tools.mode = record with runtime.kind = ray: one process writes a cassette; record with "local"'
     if tools.on and tools.call_timeout_s >= config.stall_timeout_s:
@@ -160,6 +272,15 @@ def _tool_problems(config: Config) -> Iterator[str]:
         )
 
 
+def _schedule_problems(config: Config) -> Iterator[str]:
+    """What `config_schedule` refuses; sizes that are no sizes have been named already."""
+    if min(config.weight_sync_steps, config.num_iterations, config.tasks_per_step) > 0 and config.max_staleness >= 0:
+        try:
+            schedule_of(config)
+        except ConfigError as error:
+            yield f"{error.what}; {error.fix}"
+
+
 def _fleet_problems(config: Config) -> Iterator[str]:
     runtime, engine = config.runtime, config.engine
     if config.max_staleness > 0 and not config.importance_sampling_correction:
@@ -167,18 +288,7 @@ def _fleet_problems(config: Config) -> Iterator[str]:
             f"max_staleness = {config.max_staleness} with importance_sampling_correction = false: samples from older "
             "weights would be weighed as if they were new; set importance_sampling_correction = true"
         )
-    sync, passes = config.weight_sync_steps, max(1, config.num_iterations)
-    if sync > 1 and sync % passes:
-        yield (
-            f"weight_sync_steps = {sync} is not a multiple of num_iterations = {passes}: weights are published after "
-            "the last pass over a batch"
-        )
-    elif sync > 1 and config.max_staleness < sync - passes:  # `runtime.schedule` derives it
-        yield (
-            f"weight_sync_steps = {sync} with max_staleness = {config.max_staleness} and num_iterations = {passes}: "
-            f"the last batch before a sync is {sync - passes} versions old; set max_staleness = {sync - passes} or more"
-        )
-    if config.eval_steps % max(1, config.weight_sync_steps):
+    if _eval_steps(config) % max(1, config.weight_sync_steps):
         yield (
             f"eval_steps = {config.eval_steps} is not a multiple of weight_sync_steps = {config.weight_sync_steps}: "
             "only weights that were synced can be evaluated"
@@ -205,7 +315,7 @@ def _batch_problems(config: Config) -> Iterator[str]:
             f"max_steps = {config.max_steps} is not a multiple of num_iterations = {config.num_iterations}: "
             "the last rollouts would be trained on fewer times than the others"
         )
-    if config.eval_steps % max(1, config.num_iterations):
+    if _eval_steps(config) % max(1, config.num_iterations):
         yield (
             f"eval_steps = {config.eval_steps} is not a multiple of num_iterations = {config.num_iterations}: "
             "weights are published after the last pass over a batch, so only there can they be evaluated"
@@ -247,9 +357,12 @@ def _loss_problems(config: Config) -> Iterator[str]:
             "loss_type = dr_grpo with scale_rewards = group: Dr. GRPO does not divide by the std; "
             "set scale_rewards = none (or batch, rank)"
         )
-    if config.importance_sampling_level == "sequence" and config.importance_sampling_mode.startswith("token") \
+    if config.loss_type == "gspo" and config.importance_sampling_level == "token":
+        yield "loss_type = gspo with importance_sampling_level = token: gspo has one ratio per row; leave the level out"
+    if config.ratio_level == "sequence" and config.importance_sampling_mode.startswith("token") \
             and config.importance_sampling_correction:  # fmt: skip
+        chosen = "loss_type = gspo" if config.loss_type == "gspo" else "importance_sampling_level = sequence"
         yield (
-            f"importance_sampling_level = sequence with importance_sampling_mode = {config.importance_sampling_mode}: "
+            f"{chosen} with importance_sampling_mode = {config.importance_sampling_mode}: "
             "a sequence ratio takes a sequence correction; use sequence_truncate or sequence_mask"
         )

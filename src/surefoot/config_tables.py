@@ -74,6 +74,9 @@ class RuntimeConfig(Table):
     max_restarts: Int = 5
     """How often one of them may be replaced without having finished anything in between before the run ends with 77."""
 
+    restart_timeout_s: Float = 30.0
+    """Seconds that the starts of such replacements may take in all: when a further one is lost after them, the run ends with 77, so that a dead engine is named within a minute. Never less than two whole starts, so slow engines need no other value."""
+
 
 class ToolsConfig(Table):
     """`[tools]`: what the policy may call while it answers; docs/agents.md begins with your own server in 20 lines."""
@@ -90,6 +93,9 @@ class ToolsConfig(Table):
     max_calls: Int = 16
     """Tool calls that one rollout may make; more end it."""
 
+    turns_by_complexity: bool = False
+    """Turns by each task's complexity instead of max_turns: easy 5, medium 8, hard 12; a task that names none has max_turns."""
+
     call_timeout_s: Float = 30.0
     """Seconds one tool call may take before its server is replaced and the rollout has no verdict."""
 
@@ -101,6 +107,9 @@ class ToolsConfig(Table):
 
     in_prompt: bool = True
     """Whether the chat template shows the tools to the model; false where the policy knows them already."""
+
+    format: Literal["auto", "tool_call", "llama_json"] = "auto"
+    """How the policy writes a call: `tool_call` is <tool_call>{"name": ..., "arguments": {...}}</tool_call>, `llama_json` a turn that is nothing but {"name": ..., "parameters": {...}}; `auto` is how the chat template writes it."""
 
     mode: Literal["live", "record", "replay"] = "live"
     """`record` keeps every call and answer in tools.cassette; `replay` answers from it and starts no server."""
@@ -118,6 +127,39 @@ class ToolsConfig(Table):
     def on(self) -> bool:
         """Whether rollouts have tools at all."""
         return bool(self.servers or self.functions or self.environment)
+
+
+class EvalSetConfig(Table):
+    """One entry of `eval_sets`; a text in its place means `tasks`."""
+
+    tasks: str
+    """Where its tasks come from: what the key `tasks` takes."""
+
+    metric: str = "auto"
+    """What counts as solved in it, as `eval_metric`: `file.py:function`, "exact", "auto" or "none"."""
+
+    num_tasks: Int | None = None
+    """At most so many of its tasks per evaluation, chosen by hash; how many a generator makes. eval_tasks when left out."""
+
+    seed: Int = 1
+    """Of a generator; not the run's, so that every run is measured on the same tasks."""
+
+    reward: bool = True
+    """Whether the run's reward functions judge it too; false for tasks that they do not fit: then its metric alone does."""
+
+
+def _as_table(value: object) -> object:
+    return {"tasks": value} if isinstance(value, str) else value
+
+
+Component = Literal["completion", "reasoning", "efficiency", "recovery", "progress", "state", "response"]
+"""A part of the reward `builtin:components`; `envs/components.py` says what each is."""
+ComponentWeights = dict[Component, Float]
+"""Part -> weight."""
+
+
+EvalSets = dict[str, Annotated[EvalSetConfig, BeforeValidator(_as_table)]]
+"""Name -> set."""
 
 
 class CurriculumConfig(Table):
@@ -149,13 +191,15 @@ class GuardConfig(Table):
 
     mode: Literal["strict", "soft", "off"] = "strict"
     """What a fired guard does: `strict` saves and stops with 79, `soft` ends the run with verdict FAIL, `off` never looks."""
-    metric: Literal["auto", "eval_accuracy", "eval_reward"] = "auto"
-    """The held-out curve that is watched, and by which the best checkpoint is kept; `auto` is eval_accuracy where the tasks have a metric, else eval_reward."""
-    min_evals: Int = 10
-    """Evaluations, the one before the first step included, before any rule may stop the run."""
-    decline_patience: Int = 3
+    metric: str = "auto"
+    """The held-out curve that is watched, and by which the best checkpoint is kept: eval_accuracy, eval_reward, or of an evaluation set eval/NAME/accuracy or eval/NAME/reward; `auto` is the accuracy where the tasks have a metric, else the reward."""
+    require: bool = False
+    """Refuse a run whose guard is not armed: in 1,000 simulations it would miss more than 200 collapses, or stop more than 10 healthy runs."""
+    min_evals: Int | Literal["auto"] = "auto"
+    """Evaluations, the one before the first step included, before any rule may stop the run; "auto" goes by how many are planned, as for the three keys below."""
+    decline_patience: Int | Literal["auto"] = "auto"
     """Evaluations in a row that have to speak for a decline."""
-    ema_alpha: Float = 0.1
+    ema_alpha: Float | Literal["auto"] = "auto"
     """Weight of the newest evaluation in every moving average: above 0, at most 1."""
     kl_hard_stop: Float | None = None
     """Highest average KL to the initial policy; turns the rule kl on, and needs beta above 0."""
@@ -163,5 +207,15 @@ class GuardConfig(Table):
     """How much more than held-out the reward may gain; turns the rule gap on."""
     rules: tuple[RuleName, ...] | None = None
     """Names of the rules that are on; decline, and kl and gap when their limit is set, when left out."""
-    margin_se: Float = 4.2
+    margin_se: Float | Literal["auto"] = "auto"
     """Standard errors by which a fall has to exceed noise; 0 switches the margin off."""
+    min_drop: Float = 0.0
+    """A fall below held-out's best that is smaller than this is of no interest, however certain."""
+    min_entropy_ratio: Float = 0.1
+    """For the rule entropy_collapse: share of the early entropy that has to be left."""
+    max_length_ratio: Float = 3.0
+    """For the rules length_explosion and length_collapse: how many times longer or shorter than at first."""
+    saturation_patience: Int = 15
+    """For the rule reward_saturated: evaluations in a row without any spread."""
+    calibrate_from: str | None = None
+    """Folder of a run that is known to be healthy: guard.kl_hard_stop and guard.max_proxy_real_gap are tightened to what it needed and half as much again."""

@@ -1,8 +1,9 @@
 """Everything that can be known about a run before it costs anything: resolve, check, estimate, stop.
 
-Promises   tasks, rewards and the model folder are really opened, so what would be refused in a minute is
-           refused now with the same error; nothing is written; torch is not imported by us (a parameter count
-           comes from the weight files' headers or from config.json).
+Promises   tasks, rewards, the device, the tokenizer with its chat template and, when asked, tool servers are really
+           opened, so what would be refused in a minute is refused now with the same error; nothing is written; weights
+           are not loaded (a parameter count comes from the files' headers or from config.json); the last lines say what
+           was checked and what was not.
 Never      says a number without saying what it assumes; what is not known is called unknown, not 0.
 """
 
@@ -15,86 +16,157 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from surefoot.assemble.large import open_large
+from surefoot.assemble.border import check_pairs
+from surefoot.assemble.eval_sets import OwnSet, heldout_all, read_sets, set_lines
+from surefoot.assemble.guarding import calibration, calibration_lines, make_guard
+from surefoot.assemble.inputs import metric_spec, split_tasks, watched_metric
+from surefoot.assemble.large import open_large, streamed_border
+from surefoot.assemble.model_shape import Shape
 from surefoot.assemble.planning import level_plan
+from surefoot.assemble.tool_look import LookedAt, look_at
 from surefoot.assemble.tooling import tool_recipe
 from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
-from surefoot.data.heldout import split_heldout
 from surefoot.data.sources import load_tasks
 from surefoot.data.tasks import TaskSet
-from surefoot.envs.grading import load_reward
+from surefoot.data.twins import Twins
+from surefoot.envs.grading import is_builtin, load_reward
+from surefoot.envs.judges import EvalSet, Judges
+from surefoot.envs.toolkits import ToolRecipe
 from surefoot.errors import ModelError, RewardError
+from surefoot.eval_cadence import Answered, answered_tasks, most_tasks
+from surefoot.guards.arming import guard_lines, judge_arming, refuse_unarmed
 from surefoot.records import Task
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.plan import batch_arithmetic
-from surefoot.tracking.text import duration, shown_path, size
+from surefoot.tracking.sinks import check_sinks
+from surefoot.tracking.text import shown_path, size
+
+if TYPE_CHECKING:
+    from surefoot.policy.chat import ChatCodec
 
 SHIPPED = {name: Path(__file__).parent / "assets" / name for name in ("pebble", "pebble_tools")}
+GGUF = "the GGUF file's header"
 CHUNK_TOKENS = 128
 """Tokens whose logits are alive at once; `maths.logprobs` cuts there."""
-CPU_FLOPS, GPU_FLOPS = 60e9, 40e12
-"""What a training step really gets out of two CPU cores, and of one data-centre GPU; rough on purpose."""
-TOKENS_PER_SECOND_CAP = 5_000.0
-"""Below some model size the interpreter, not the arithmetic, sets the pace."""
+LOOKED_AT = 32
+"""Prompts that are made into tokens: the longest, and as many of the others."""
+MEASURED = ("cpu", "cuda")
+"""Devices on which the pace can be measured."""
+COMPARED = ("cpu", "cuda")
+"""Those on which estimates were compared with runs (benchmarks/forecast.py)."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelFacts(Shape):
     """What a model folder says about itself without being loaded."""
 
-    parameters: int
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
     context: int
     counted_from: str
 
 
-def dry_run(loaded: LoadedConfig) -> list[str]:
-    """Check the whole plan and describe it, line by line."""
+@dataclass
+class Checked:
+    """What was looked at, in words, and what was not."""
+
+    done: list[str]
+    left: list[str]
+
+    def lines(self) -> list[str]:
+        """The end of the plan."""
+        left = [f"         not checked: {', '.join(self.left)}"] if self.left else []
+        return [f"dry run: checked {', '.join(self.done)}; nothing was written", *left]
+
+
+def dry_run(loaded: LoadedConfig, *, start_tools: bool = False) -> list[str]:
+    """Check the whole plan and describe it, line by line.
+
+    Args:
+        start_tools: start tool servers, list their tools and ask their probes; they are ended again.
+    """
     config = loaded.config
     root = RunFolder.planned(
         None if config.output_dir is None else loaded.path(config.output_dir), config.run_name, Path.cwd()
     )
-    tasks, train_tasks, heldout_tasks = _check_tasks(config, loaded.base)
+    check_sinks(config.report_to)
+    sets = read_sets(config, loaded.base)
+    tasks, train_tasks, heldout_tasks, twins = _check_tasks(config, loaded.base, sets)
     rewards = _check_rewards(config, tasks, loaded.base)
     facts = model_facts(config.model, loaded.base)
+    checked = Checked(["the config", "tasks", "rewards"], ["the weights"])
     lines = [*loaded.notes]
     lines += batch_arithmetic(
         config,
         train_tasks=train_tasks,
         heldout_tasks=heldout_tasks,
         parameters=facts.parameters if facts else None,
+        sets=set_lines(sets),
+        set_tasks=sum(len(own.asked) for own in sets),
     )
-    lines += _tool_lines(config, loaded.base)
-    lines += [f"rewards   {rewards}", f"folder    {shown_path(root)} (not created)", ""]
+    asked = Answered(min(heldout_tasks, most_tasks(config)), sum(len(own.asked) for own in sets))
+    lines += _guard_lines(loaded, tasks, asked.watched, sets)
+    lines += [] if twins is None else [twins.line()]
+    recipe = tool_recipe(config, loaded.base)
+    tools = None if recipe is None else look_at(recipe, start=start_tools)
+    lines += [] if recipe is None or tools is None else _tool_lines(config, recipe, tools)
+    lines += [f"rewards   {rewards}", f"folder    {shown_path(root)} (not created)"]
+    lines += _with_model(loaded, facts, tasks.tasks, asked, recipe, tools, checked)
+    return [*lines, "", *checked.lines()]
+
+
+def _with_model(
+    loaded: LoadedConfig, facts: ModelFacts | None, tasks: Sequence[Task], asked: Answered, recipe: ToolRecipe | None,
+    tools: LookedAt | None, checked: Checked,
+) -> list[str]:  # fmt: skip
+    """Device, template and prompts, then memory and time: what needs torch comes after everything that does not."""
+    from surefoot.assemble.learning import call_format_of, codec_of_words
+    from surefoot.policy.load import load_words, resolve_device
+
+    config = loaded.config
+    device = resolve_device(config.device)
+    checked.done += [f"the device ({device})", *(tools.checked if tools else ())]
+    checked.left += tools.unchecked if tools else ()
     if facts is None:
-        lines.append(
-            f"estimate  unknown: {config.model} is not a folder on this machine, and a dry run does not download"
-        )
-    else:
-        lines += _memory_lines(config, facts, tasks.tasks) + _time_lines(config, facts)
-    return [*lines, "", "dry run: everything above was checked, nothing was written"]
+        checked.left.append("the chat template")
+        return [
+            f"device    {device}", "",
+            f"estimate  unknown: {config.model} is not a folder on this machine, and a dry run does not download",
+        ]  # fmt: skip
+    words = load_words(config.model, base=loaded.base)
+    codec = codec_of_words(config, loaded.base, words, recipe, tools.shown if tools else ())
+    written = f", calls as {call_format_of(codec, recipe)}" if recipe else ""
+    lengths = _prompt_lengths(codec, tasks)
+    checked.done.append(f"the chat template and {len(lengths)} prompts")
+    own = f"{config.chat_template}" if config.chat_template else "the model's own"
+    lines = [f"device    {device}", f"template  {own if codec.has_template else 'none'}{written}", ""]
+    lines += _memory_lines(config, facts, max(lengths))
+    return lines + _time_lines(config, facts, sorted(lengths)[len(lengths) // 2], asked, device, recipe, tools)
 
 
-def _check_tasks(config: Config, base: Path) -> tuple[TaskSet, int, int]:
-    """The tasks, how many of them are trained on, and how many are held out; a streamed file is indexed for nobody."""
+def _prompt_lengths(codec: ChatCodec, tasks: Sequence[Task]) -> list[int]:
+    """Tokens of the longest prompts, and of some others."""
+    by_size = sorted(tasks, key=lambda task: sum(len(str(m.get("content", ""))) for m in task.messages()), reverse=True)
+    looked_at = {task.id: task for task in (*by_size[:LOOKED_AT], *tasks[:LOOKED_AT])}
+    return [len(codec.encode_prompt(task.messages())) for task in looked_at.values()]
+
+
+def _check_tasks(config: Config, base: Path, sets: Sequence[OwnSet]) -> tuple[TaskSet, int, int, Twins | None]:
+    """The tasks, how many are trained on and held out, and what crosses; a streamed file is indexed for nobody."""
+    never_trained = heldout_all((), sets)
     if config.stream_tasks:
         with tempfile.TemporaryDirectory(prefix="surefoot-dry-") as folder:
-            large = open_large(config, base, Path(folder))
+            large = open_large(config, base, Path(folder), never_trained)
             _check_levels(config, large.train)
-            return large.looked_at, len(large.train), large.held_out
+            streamed_border(large.border, large.train, never_trained)
+            return large.looked_at, len(large.train), large.held_out, large.twins
     tasks = load_tasks(config.tasks, base=base, num_tasks=config.num_tasks, seed=config.seed)
-    train, heldout = split_heldout(tasks.tasks, config.heldout_fraction)
+    train, _, border, twins = split_tasks(config, tasks, sets)
+    check_pairs(config, base, border)
     _check_levels(config, train)
-    return tasks, len(train), len(heldout)
+    held_out = 0 if border is None else len(border.heldout) - len(never_trained)
+    return tasks, len(train), held_out, twins
 
 
 def _check_levels(config: Config, train: Sequence[Task]) -> None:
@@ -102,18 +174,39 @@ def _check_levels(config: Config, train: Sequence[Task]) -> None:
         level_plan(config, train)
 
 
-def _tool_lines(config: Config, base: Path) -> list[str]:
-    """What rollouts may call; the file of servers is read, no server is started."""
-    recipe = tool_recipe(config, base)
-    if recipe is None:
-        return []
+def _guard_lines(loaded: LoadedConfig, tasks: TaskSet, held_out: int, sets: Sequence[OwnSet]) -> list[str]:
+    """The guard's part of the plan; a guard that has to be armed and is not is refused as it would be by the run."""
+    config = loaded.config
+    judged = [
+        EvalSet(own.name, own.asked, Judges({}, metric_spec(own.keys.metric, own.task_set) or None), "") for own in sets
+    ]
+    metric = watched_metric(config, metric_spec(config.eval_metric, tasks) or None, judged)
+    heldout = answered_tasks(metric, held_out, {own.name: len(own.asked) for own in sets})
+    tighter = calibration(config, loaded.base, heldout=heldout, metric=metric)
+    guard = make_guard(config, heldout, metric, tighter)
+    limits = None if guard is None else guard.limits
+    if config.guard.require:
+        refuse_unarmed(config, judge_arming(config, heldout=heldout, metric=metric, limits=limits))
+    lines = guard_lines(config, heldout=heldout, metric=metric, limits=limits)
+    return [*lines, *calibration_lines(config, tighter)]
+
+
+def _tool_lines(config: Config, recipe: ToolRecipe, tools: LookedAt) -> list[str]:
+    """What rollouts may call, and whether anybody has looked."""
     named = [*(f"{server.name} ({server.isolation})" for server in recipe.servers), *map(str, recipe.functions)]
     named += [str(recipe.environment)] if recipe.environment is not None else []
     limits = f"{config.max_turns} turns and {config.tools.max_calls} calls at most, {config.tools.mode}"
-    return [f"tools     {', '.join(named)}; {limits} (not started)"]
+    told = "" if tools.complete else " (not started: --start-tools starts them and checks their tools)"
+    lines = [f"tools     {', '.join(named)}; {limits}{told}"]
+    if tools.complete:
+        lines.append(f"          {', '.join(spec.name for spec in tools.specs)}")
+    if tools.call_s is not None:
+        lines.append(f"          a call takes {1000 * tools.call_s:.1f} ms")
+    return lines
 
 
 def _check_rewards(config: Config, tasks: TaskSet, base: Path) -> str:
+    _load([keys.metric for keys in config.eval_sets.values() if ".py:" in keys.metric], base)
     if not config.reward_funcs:
         if tasks.scorer is None and config.tools.environment is not None:
             return f"what {config.tools.environment} says of itself"
@@ -124,17 +217,23 @@ def _check_rewards(config: Config, tasks: TaskSet, base: Path) -> str:
                 'set reward_funcs = ["my_rewards.py:score"]',
             )
         return f"the tasks' own scorer ({tasks.scorer})"
+    _load([spec for spec in config.reward_funcs if not is_builtin(spec)], base)
+    return ", ".join(config.reward_funcs)
+
+
+def _load(specs: Sequence[str], base: Path) -> None:
     keep, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # loading a reward file must not leave a cache
     try:
-        for spec in config.reward_funcs:
+        for spec in specs:
             load_reward(spec, base)
     finally:
         sys.dont_write_bytecode = keep
-    return ", ".join(config.reward_funcs)
 
 
 def model_facts(model: str, base: Path) -> ModelFacts | None:
     """Numbers of a model folder; None for a hub name, whose files are not here."""
+    if model == "smollm2":
+        return _gguf_facts()
     folder = SHIPPED.get(model) or (base / Path(model).expanduser())
     if not folder.is_dir():
         if model.startswith((".", "/", "~")) or model.count("/") > 1:
@@ -151,6 +250,21 @@ def model_facts(model: str, base: Path) -> ModelFacts | None:
             "layers, widths and heads are needed to train it",
             "point model at a Llama, Mistral or Qwen folder",
         ) from error
+
+
+def _gguf_facts() -> ModelFacts:
+    """The same for the model that comes as one GGUF file."""
+    from surefoot.policy.gguf_header import read_header
+    from surefoot.policy.load import smollm2_file
+
+    told, parameters = read_header(smollm2_file())
+    kind = str(told["general.architecture"])
+    hidden, heads = int(told[f"{kind}.embedding_length"]), int(told[f"{kind}.attention.head_count"])
+    return ModelFacts(
+        parameters, int(told[f"{kind}.block_count"]), hidden, int(told[f"{kind}.feed_forward_length"]), heads,
+        int(told.get(f"{kind}.attention.head_count_kv", heads)), hidden // heads,
+        int(told.get(f"{kind}.vocab_size", told["tokenizer.ggml.tokens"])), int(told[f"{kind}.context_length"]), GGUF,
+    )  # fmt: skip
 
 
 def _read_model_config(folder: Path) -> dict[str, Any]:
@@ -213,19 +327,34 @@ def _count_by_formula(n: dict[str, int], *, tied: bool) -> int:
     return n["vocab"] * n["hidden"] * (1 if tied else 2) + n["layers"] * layer + n["hidden"]
 
 
+FLOAT32 = 4
+"""Bytes of a number; what is trained, its gradient and Adam's two moments are kept in it, whatever computes."""
+
+
+def engine_copies(config: Config) -> int:
+    """How many copies of the weights there are because of engines: laid out for decoding, or handed over."""
+    in_place = config.engine.kind == "embedded" and config.device in ("cuda", "mps")  # it reads the learner's own
+    own = 0 if config.engine.kind == "openai" or in_place else 1
+    if config.runtime.kind == "ray":
+        return own * config.runtime.engines + 2  # two versions in shared memory
+    return own + (1 if config.max_staleness > 0 else 0)  # the version in force, while the learner goes on
+
+
 def memory_estimate(config: Config, facts: ModelFacts, prompt_tokens: int) -> dict[str, float]:
     """Bytes by purpose, for the largest moment of a step."""
-    width = 2 if config.dtype == "bfloat16" else 4
-    weights = float(facts.parameters * width)
+    width = 2 if config.dtype == "bfloat16" else FLOAT32
+    weights, trained = float(facts.parameters * width), float(facts.parameters * FLOAT32)
     piece = config.microbatch_size or min(config.rollouts_per_step, 32)
     length = prompt_tokens + config.max_completion_length
     rows = min(config.engine.rows or config.rollouts_per_step, 256)
     per_token = 10 * facts.hidden + 4 * facts.intermediate + 3 * facts.head_dim * (facts.heads + 2 * facts.kv_heads)
     parts = {
         "weights": weights,
-        "gradients": weights,
-        "Adam states": 2.0 * weights,
+        "float32 masters": 0.0 if width == FLOAT32 else trained,
+        "gradients": trained,
+        "Adam states": 2.0 * trained,
         "reference policy": weights if config.beta > 0 else 0.0,
+        "engine copy": engine_copies(config) * weights,
         "activations": float(piece * length * facts.layers * per_token * width),
         "logits of one chunk": 3.0 * CHUNK_TOKENS * facts.vocab * 4,
         "KV cache": float(rows * length * facts.layers * 2 * facts.kv_heads * facts.head_dim * width),
@@ -233,8 +362,8 @@ def memory_estimate(config: Config, facts: ModelFacts, prompt_tokens: int) -> di
     return {name: value for name, value in parts.items() if value}
 
 
-def _memory_lines(config: Config, facts: ModelFacts, tasks: Sequence[Task]) -> list[str]:
-    prompt = config.max_prompt_length or _prompt_tokens(tasks, facts.vocab)
+def _memory_lines(config: Config, facts: ModelFacts, longest: int) -> list[str]:
+    prompt = config.max_prompt_length or longest
     parts = memory_estimate(config, facts, prompt)
     # Engine and learner take turns: the cache and the activations are not alive together.
     peak = sum(parts.values()) - min(parts["KV cache"], parts["activations"] + parts["logits of one chunk"])
@@ -249,18 +378,37 @@ def _memory_lines(config: Config, facts: ModelFacts, tasks: Sequence[Task]) -> l
     return lines
 
 
-def _prompt_tokens(tasks: Sequence[Task], vocab: int) -> int:
-    """A guess without a tokenizer: one token per character for small vocabularies, one per three otherwise."""
-    longest = max(sum(len(str(m.get("content", ""))) for m in task.messages()) for task in tasks)
-    return longest + 8 if vocab < 1000 else longest // 3 + 32
+def _time_lines(
+    config: Config, facts: ModelFacts, prompt: int, asked: Answered, device: str, recipe: ToolRecipe | None,
+    tools: LookedAt | None,
+) -> list[str]:  # fmt: skip
+    """What the run will take, at the pace that this machine has now."""
+    if device not in MEASURED:
+        return [f"time      unknown: no {device} device was ever measured; `max_steps=5` measures yours"]
+    from surefoot.assemble import forecast
+    from surefoot.assemble.pace import interpreter_seconds, measure
+
+    used = None if recipe is None else forecast.Tools(
+        any(server.isolation == "isolated" for server in recipe.servers), tools.call_s if tools else None,
+        tools.start_s if tools else None,
+    )  # fmt: skip
+    found = forecast.forecast(
+        config, measure(config, facts, prompt, device), parameters=facts.parameters, prompt_tokens=prompt, asked=asked,
+        interpreter_s=interpreter_seconds(), tools=used, gguf=facts.counted_from == GGUF,
+    )  # fmt: skip
+    where = f"this {'GPU' if device == 'cuda' else 'CPU'} with {config.threads} threads"
+    notes = [] if device in COMPARED else [f"no estimate for a {device} device was ever compared with a run"]
+    return forecast.lines(found, where, [*notes, *_time_notes(config, tools)])
 
 
-def _time_lines(config: Config, facts: ModelFacts) -> list[str]:
-    flops = GPU_FLOPS if config.device == "cuda" else CPU_FLOPS
-    speed = min(TOKENS_PER_SECOND_CAP, flops / (8 * facts.parameters))
-    tokens = config.max_steps // config.num_iterations * config.rollouts_per_step * config.max_completion_length
-    where = "a GPU" if config.device == "cuda" else "a CPU"
-    return [
-        f"time      about {duration(tokens / speed)} at most, assuming {speed:,.0f} tokens/s on {where}",
-        "          and completions of full length; `max_steps=5` measures the real pace (held-out answers come on top)",
-    ]
+def _time_notes(config: Config, tools: LookedAt | None) -> list[str]:
+    notes = []
+    if tools is not None:
+        notes.append("half of the rollouts are assumed to go on after each turn")
+        if tools.call_s is None:
+            notes.append("how long tools take was not measured: --start-tools asks their probes")
+    if config.engine.kind != "embedded":
+        notes.append(f"{config.engine.kind} was not measured: it is taken to be as fast as the embedded engine")
+    if config.runtime.kind != "local" or config.max_staleness:
+        notes.append("one process that samples and learns in turn was measured: what overlaps comes off")
+    return notes

@@ -11,20 +11,23 @@ for, and that a run which hurts the model ends: the guard hears of every evaluat
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from surefoot.config import Config
+from surefoot.config_rules import HELDOUT
+from surefoot.envs.judges import EvalSet
+from surefoot.errors import RewardError, ToolError
 from surefoot.guards import invariants
-from surefoot.loop_notes import cannot_fill, step_one_warnings
+from surefoot.loop_notes import cannot_fill, no_metric, step_one_warnings
 from surefoot.loop_run import Hooks, Metrics, Run
 from surefoot.policy.samples import Sorted, informative, sort_out, weigh
 from surefoot.policy.suspects import nonfinite_error
-from surefoot.protocols import Assignment
-from surefoot.records import Group, TrainSample
+from surefoot.protocols import Assignment, EvalResult, Runtime
+from surefoot.records import Group, Task, TrainSample
 from surefoot.stopping import StopRequested
 from surefoot.store.failpoints import failpoint
-from surefoot.tracking.summary import group_metrics
+from surefoot.tracking.summary import dataset_metrics, group_metrics, looping_share
 from surefoot.tracking.timeline import span
 
 __all__ = ["Hooks", "Metrics", "Run", "StopRequested", "train"]
@@ -35,7 +38,7 @@ def train(run: Run) -> None:
 
     A resumed run comes here with the step it goes on from; a batch that the journal holds is learned from once more.
     """
-    config, passes, run.began = run.config, run.config.num_iterations, time.perf_counter()
+    config, passes, run.began = run.config, run.config.num_iterations, run.began or time.perf_counter()
     landmarks = run.landmarks
     publish(run)
     if run.step % passes and landmarks:  # a run that never stopped would not have published between two passes
@@ -46,7 +49,7 @@ def train(run: Run) -> None:
         started, done = time.perf_counter(), run.step % passes
         batch = draw(run, run.step - done + 1)
         batch, groups = collect(run, batch)  # collect
-        if run.hooks.stop() and batch.groups is None:  # nothing has changed yet: the batch is played again
+        if run.hooks.stop() and batch.groups is None:  # nothing is learned yet: the resume finds the groups on the disk
             raise StopRequested
         collected = time.perf_counter()
         samples = prepare(run, groups, again=done > 0)  # sort out, weigh
@@ -59,7 +62,7 @@ def train(run: Run) -> None:
             learned = time.perf_counter()
             if last and sync_due(run):
                 metrics |= publish(run)  # publish
-            metrics |= group_metrics(groups) | run.lost | _timing(groups, started, collected - started, learned - ready)
+            metrics |= seen_in(run, groups) | _timing(groups, started, collected - started, learned - ready)
             log(run, metrics, groups)  # log
             started = collected = ready = time.perf_counter()  # a further pass over the same rollouts collects nothing
             if last:
@@ -86,19 +89,33 @@ def draw(run: Run, step: int) -> Assignment:
 
 
 def collect(run: Run, batch: Assignment) -> tuple[Assignment, Sequence[Group]]:
-    """Play the batch, unless an earlier life of this run did; with dynamic sampling, more until enough can teach."""
+    """Play what was not played before an interruption; with dynamic sampling, more until enough can teach."""
     failpoint("loop.before_collect")
     if batch.groups is not None:
         return batch, batch.groups
     with run.hooks.phase("collect"):
-        groups = run.runtime.collect(batch.tasks, batch.step)
+        groups = play(run, batch, 0)
         while wanting := wanted(run, groups):
             if len(groups) >= run.config.dynamic_sampling_batches * run.config.tasks_per_step:
+                run.books.give_back(batch)  # a grader that is mended meanwhile judges them anew
                 raise cannot_fill(groups, wanting, run.config.dynamic_sampling_batches)
             batch = run.books.draw_more(batch, run.config.tasks_per_step)
-            groups = [*groups, *run.runtime.collect(batch.tasks[len(groups) :], batch.step, len(groups))]
+            groups = [*groups, *play(run, batch, len(groups))]
     failpoint("loop.after_collect")
     return batch, groups
+
+
+def play(run: Run, batch: Assignment, first: int) -> list[Group]:
+    """The groups of the batch from position `first` on; each is on the disk as soon as it is graded."""
+    delivering = run.books.delivering(batch)
+    try:
+        with delivering as finished:
+            return run.runtime.collect(batch.tasks[first:], batch.step, first, played=batch.played, finished=finished)
+    except (RewardError, ToolError):
+        run.books.give_back(batch, unless=lambda group: None not in group.rewards)
+        raise
+    finally:
+        run.keep_seconds += delivering.waited_s
 
 
 def wanted(run: Run, groups: Sequence[Group]) -> int:
@@ -150,6 +167,7 @@ def prepare(run: Run, groups: Sequence[Group], *, again: bool = False) -> list[T
     samples = weigh(kept.groups, scale=run.config.scale_rewards)
     run.checked["samples"] += invariants.check_samples(samples, kept.groups)
     run.checked["advantages"] += invariants.check_advantages(samples)
+    run.differing += len(informative(kept.groups))
     return samples
 
 
@@ -178,15 +196,25 @@ def learn(run: Run, samples: Sequence[TrainSample], iteration: int) -> Metrics:
         run.hooks.warn(what, remedy)
     run.step += 1
     run.refused_in_a_row = 0 if report.applied else run.refused_in_a_row + 1
+    run.refused_steps += not report.applied
+    invariants.check_steps(run.step, run.learner.version, run.refused_steps)
     if not report.applied:
         run.hooks.refused(run.step, samples, report.suspects)
         if run.refused_in_a_row >= run.config.max_nonfinite_steps:
             raise nonfinite_error(samples, run.refused_in_a_row, report.suspects)
     metrics = dict(report.metrics) | {"version": float(report.version), "steps_refused": float(not report.applied)}
+    rows = {word: report.trained_rows.get(name, 0) for name, word in run.datasets.items()}
+    metrics |= {f"datasets/{word}/trained_rows": float(count) for word, count in rows.items()}
     if run.learner.census is not None and not run.census_logged:
         metrics |= run.learner.census.metrics()
         run.census_logged = run.learner.census.moved > 0
     return metrics
+
+
+def seen_in(run: Run, groups: Sequence[Group]) -> Metrics:
+    """What the step's groups look like, as a whole and by data set, and what of them was lost."""
+    loops = {} if run.config.repetition == "off" else looping_share(groups)
+    return group_metrics(groups) | dataset_metrics(groups, run.datasets) | loops | run.lost
 
 
 def log(run: Run, metrics: Metrics, groups: Sequence[Group]) -> None:
@@ -198,42 +226,72 @@ def log(run: Run, metrics: Metrics, groups: Sequence[Group]) -> None:
     run.between.step(metrics)
     if run.config.save_rollouts:
         run.hooks.keep_groups(run.step, groups)
-    if logging_due(run.config, run.step):
+    if logging_due(run.config, run.step, run.ends):
         run.hooks.log(run.step, metrics)
     first = step_one_warnings(metrics, run.learner.census, run.config) if run.step == 1 else ()
-    for what, remedy in (*first, *run.tool_alarms.step(metrics)):
+    new = (
+        () if run.step % run.config.num_iterations else groups
+    )  # every pass over a batch ends here, its calls count once
+    for what, remedy in (*first, *run.tool_alarms.step(metrics, new)):
         run.hooks.warn(what, remedy)
 
 
-def logging_due(config: Config, step: int) -> bool:
+def logging_due(config: Config, step: int, ends: Collection[int] = ()) -> bool:
     """Whether this step's numbers are written: on the cadence, and the first and the last always."""
-    return step % config.logging_steps == 0 or step in (1, config.max_steps)
+    return step % config.logging_steps == 0 or step in (1, config.max_steps) or step in ends
 
 
 def evaluation_due(run: Run) -> bool:
     """Whether the weights after this step are to be looked at, and were not; they are published after the last pass."""
     if run.last_eval_step == run.step or run.step % run.config.num_iterations:
         return False
-    if run.step == 0:
-        return run.config.eval_on_start
-    return run.step % (run.config.eval_steps or run.config.max_steps) == 0
+    return run.step in run.ends or run.cadence.due(run.step)  # `ends`: the run was over here once, and was made longer
 
 
 def evaluate(run: Run) -> None:
     """Held-out tasks, answered with the published weights, and what the guard thinks of it."""
-    if not run.heldout:
+    if not run.heldout and not run.eval_sets:
         return
     failpoint("loop.before_evaluate")
     started = time.perf_counter()
     with run.hooks.phase("evaluate"):
-        result = run.runtime.evaluate(run.heldout, run.step)
-    run.last_eval = result.metrics() | {"timing/eval": time.perf_counter() - started}
-    run.last_eval_step = run.step
+        results = answer(run.runtime, run.heldout, run.eval_sets, run.step)
+    if run.config.save_rollouts:
+        run.hooks.keep_answers(run.step, results)
+    run.last_eval = eval_metrics(results) | {"timing/eval": time.perf_counter() - started}
+    run.last_eval_step, run.scores = run.step, eval_scores(results, run.heldout_metric)
     run.eval_seconds += run.last_eval["timing/eval"]
     run.last_eval |= fold(run)
     run.hooks.evaluated(run.step, run.last_eval)
     keep_best(run)
     failpoint("loop.after_evaluate")
+
+
+def answer(runtime: Runtime, heldout: Sequence[Task], eval_sets: Sequence[EvalSet], step: int) -> dict[str, EvalResult]:
+    """Held-out tasks and every evaluation set, by name, in the order in which they are logged."""
+    results = {HELDOUT: runtime.evaluate(heldout, step)} if heldout else {}
+    for each in eval_sets:
+        results[each.name] = runtime.evaluate(each.tasks, step, each.name)
+        if each.judges.metric is not None and results[each.name].accuracy is None:
+            raise no_metric(each)
+    return results
+
+
+def eval_metrics(results: Mapping[str, EvalResult]) -> Metrics:
+    """As they are logged: each set under its own name."""
+    found: Metrics = {}
+    for name, result in results.items():
+        found |= result.metrics(None if name == HELDOUT else name)
+    return found
+
+
+def eval_scores(results: Mapping[str, EvalResult], metric: str) -> list[float | None]:
+    """The watched metric, task by task; empty when nobody measured it."""
+    for name, result in results.items():
+        scores = result.named_scores(None if name == HELDOUT else name)
+        if metric in scores:
+            return list(scores[metric])
+    return []
 
 
 def finish_step(run: Run) -> None:
@@ -277,11 +335,13 @@ def fold(run: Run) -> Metrics:
 
 
 def keep_best(run: Run) -> None:
-    """Remember the best evaluation; what a run began with is no checkpoint of it."""
+    """Remember the best evaluation; one that is no better than what the run began with is none."""
     value = run.last_eval.get(run.heldout_metric)
     if run.step == 0:
-        run.at_start = value
-    elif value is not None and (run.best is None or value > run.best[1]):
+        run.at_start, run.scores_at_start = value, run.scores
+        return
+    bar = run.at_start if run.best is None else run.best[1]
+    if value is not None and (bar is None or value > bar):
         run.best = (run.step, value)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from surefoot.config import Config
+from surefoot.envs.judges import EvalSet
 from surefoot.errors import RewardError
 from surefoot.guards.noise import proportion_se
 from surefoot.records import Group
@@ -62,43 +63,71 @@ def cannot_fill(groups: Sequence[Group], wanting: int, batches: int) -> RewardEr
     )
 
 
+def no_metric(each: EvalSet) -> RewardError:
+    """An evaluation set has a metric, and it judged none of its answers."""
+    return RewardError(
+        f"eval_sets.{each.name}: its metric gave no verdict on any of the answers to {len(each.tasks)} tasks",
+        "a metric that fails, or abstains every time, measures nothing",
+        f'mend it (logs/rewards.log has what it printed), or set eval_sets.{each.name}.metric = "none"',
+    )
+
+
 PATIENCE = 5
-"""Steps in a row before a person is told: with few calls, luck needs time."""
+"""Steps before a person is told: with few calls, luck needs time."""
 MANY_FAILED_CALLS = 0.5
 
 
 @dataclass
 class ToolAlarms:
-    """Notices tools that are there and of no use; each is said once."""
+    """Notices tools that are there and of no use; each is said once in a run, resumed or not.
+
+    Failing calls are counted over the whole run, and beside it step by step, so that tools which break late in a long
+    run are noticed too. A step without calls counts for neither.
+    """
 
     idle: int = 0
     """Steps in a row in which no rollout called a tool."""
     failing: int = 0
-    """Steps in a row in which most calls failed."""
-    said: set[str] = field(default_factory=set)
+    """Steps whose calls mostly failed, less those whose calls mostly did not; never below 0."""
+    asked: int = 0
+    """Steps of the run in which tools were called."""
+    calls: int = 0
+    failed: int = 0
+    """Calls of the run, and those of them that were refused or answered with an error."""
+    said: list[str] = field(default_factory=list)
 
-    def step(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    def step(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
         """(what, remedy) pairs for this step; nothing for runs without tools."""
         if "tools/called_share" not in metrics:
             return
         self.idle = 0 if metrics["tools/called_share"] > 0 else self.idle + 1
-        failed = metrics.get("tools/failure_frequency", 0.0)
         if self.idle >= PATIENCE and self._first("idle"):
             yield (
                 f"no rollout has called a tool for {self.idle} steps",
                 "show the tools in the prompt (tools.in_prompt, system_prompt) or in example tasks, or train without",
             )
-        self.failing = self.failing + 1 if failed > MANY_FAILED_CALLS else 0
-        if self.failing >= PATIENCE and self._first("failed"):
+        self._count(groups)
+        many = self.asked >= PATIENCE and self.failed > MANY_FAILED_CALLS * self.calls
+        if (many or self.failing >= PATIENCE) and self._first("failed"):
             yield (
-                f"for {self.failing} steps most tool calls were refused or answered with an error ({failed:.0%})",
+                f"tool calls keep failing: {self.failed} of {self.calls} in this run were refused or answered with an "
+                f"error ({self.failed / self.calls:.0%})" + ("" if many else ", in the last steps most of them"),
                 "look at calls in RUN/rollouts: wrong names or arguments, or a tool that does not work",
             )
+
+    def _count(self, groups: Sequence[Group]) -> None:
+        outcomes = [call.outcome for g in groups for r in g.rollouts for turn in r.turns for call in turn.calls]
+        if not outcomes:
+            return
+        failed = sum(outcome != "ok" for outcome in outcomes)
+        self.asked, self.calls, self.failed = self.asked + 1, self.calls + len(outcomes), self.failed + failed
+        mostly = failed > MANY_FAILED_CALLS * len(outcomes)
+        self.failing = self.failing + 1 if mostly else max(0, self.failing - 1)
 
     def _first(self, what: str) -> bool:
         if what in self.said:
             return False
-        self.said.add(what)
+        self.said.append(what)
         return True
 
 
@@ -152,6 +181,20 @@ def _told(evaluation: Metrics, metric: str, reward: float, seen: Metrics) -> dic
             'mend eval_metric, or set guard.metric = "eval_reward" or guard.mode = "off"',
         )
     told = {"reward": reward, "heldout": heldout}
-    if metric == "eval_accuracy" and 0.0 <= heldout <= 1.0:
-        told["heldout_se"] = proportion_se(heldout, int(evaluation["eval_n"]))
+    if (error := _noise(evaluation, metric, heldout)) is not None:
+        told["heldout_se"] = error
     return told | {name: seen[source] for name, source in SEEN.items() if source in seen}
+
+
+def _noise(evaluation: Metrics, metric: str, heldout: float) -> float | None:
+    """Standard error of the held-out value; None when the guard has to find it from how the values scatter.
+
+    One answer per task, right or wrong: a share. Otherwise it is what the evaluation itself measured: partial credit
+    scatters less than a coin, and several answers to one task tell less than as many tasks.
+    """
+    if not metric.endswith("accuracy"):
+        return None
+    prefix = metric.removesuffix("accuracy")
+    if f"{prefix}right" in evaluation and f"{prefix}pass@1" not in evaluation:
+        return proportion_se(heldout, int(evaluation[f"{prefix}n"]))
+    return evaluation.get(f"{metric}_stderr") or None

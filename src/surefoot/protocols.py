@@ -8,9 +8,10 @@ Read next: `loop.py`, which sees only these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from surefoot.records import Group, Rollout, Task, TrainSample
@@ -125,13 +126,23 @@ class Grade:
     failure: str | None = None
     correct: float | None = None
     """The task metric in [0, 1], separate from the reward; None when the task has none."""
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Wall time of the calls that judged it, by function."""
+
+
+Graded = Callable[[Sequence[int], Sequence[Grade]], None]
+"""(positions among the rollouts, their grades): one group of siblings is graded."""
 
 
 class Environment(Protocol):
     """What answers, and what counts as right."""
 
-    def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout]) -> list[Grade]:
-        """One grade per rollout, in order; `tasks[i]` is the task of `rollouts[i]`."""
+    def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout], each: Graded | None = None) -> list[Grade]:
+        """One grade per rollout, in order; `tasks[i]` is the task of `rollouts[i]`.
+
+        Args:
+            each: told of every group of siblings as soon as all of them have their grades.
+        """
 
     def explain_failures(self) -> str:
         """Why graders failed so far, as lines to append to an error; empty when none did."""
@@ -212,6 +223,8 @@ class StepReport:
     """Who is to blame for a step that was not applied, such as `task=t/group=g/rollout=2: loss is nan`."""
     notes: tuple[tuple[str, str], ...] = ()
     """What a person should hear of this step: what happened, and what to do about it."""
+    trained_rows: Mapping[str, int] = field(default_factory=dict)
+    """Data set -> samples of it that were scored and carried loss."""
 
 
 Scored = tuple[tuple[int, ...], tuple[int, ...]]
@@ -249,19 +262,67 @@ class EvalResult:
     clipped_ratio: float
     failures: int
     """Answers nobody could grade; left out of every mean."""
+    scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """`accuracy` and `reward` of each task, the mean over its answers, in the order of the tasks; None where nobody
+    could grade one. Two evaluations of the same tasks are compared task by task: more certain than two means."""
+    right: int | None = None
+    """How many of the `n` answers were right; None when the task metric is not 0 or 1 for each of them."""
+    pass_at: Mapping[int, float] = field(default_factory=dict)
+    """k -> share of the tasks that k answers would solve; empty with one answer per task."""
+    groups: tuple[Group, ...] = field(default=(), repr=False, compare=False)
+    """Every answer, task by task."""
+    correct: tuple[tuple[float | None, ...], ...] = field(default=(), repr=False, compare=False)
+    """Beside each answer, what the task metric said of it."""
 
-    def metrics(self) -> dict[str, float]:
-        """As they are logged; what is undefined is left out."""
+    def metrics(self, name: str | None = None) -> dict[str, float]:
+        """As they are logged; what is undefined is left out.
+
+        Args:
+            name: of an evaluation set; None for the share of the tasks that is held out.
+
+        Example:
+            >>> found = EvalResult(2, 0.5, 0.5, 0.35, 3.0, 0.0, 0, pass_at={1: 0.5, 2: 1.0})
+            >>> found.metrics()["eval_pass@2"], found.metrics("gsm8k")["eval/gsm8k/accuracy"]
+            (1.0, 0.5)
+        """
         values = {
-            "eval_n": float(self.n),
-            "eval_reward": self.reward,
-            "eval_accuracy": self.accuracy,
-            "eval_accuracy_stderr": self.stderr,
-            "eval_completions/mean_length": self.mean_length,
-            "eval_completions/clipped_ratio": self.clipped_ratio,
-            "eval_failures": float(self.failures),
+            "n": float(self.n),
+            "reward": self.reward,
+            "accuracy": self.accuracy,
+            "accuracy_stderr": self.stderr,
+            "right": None if self.right is None else float(self.right),
+            "completions/mean_length": self.mean_length,
+            "completions/clipped_ratio": self.clipped_ratio,
+            "failures": float(self.failures),
+            **{f"pass@{k}": share for k, share in self.pass_at.items()},
         }
-        return {name: value for name, value in values.items() if value is not None}
+        prefix = eval_prefix(name)
+        return {prefix + each: value for each, value in values.items() if value is not None}
+
+    def named_scores(self, name: str | None = None) -> dict[str, tuple[float | None, ...]]:
+        """`scores` under the names that the metrics have."""
+        return {eval_prefix(name) + each: scores for each, scores in self.scores.items()}
+
+
+def eval_prefix(name: str | None) -> str:
+    """What metrics of an evaluation begin with: those of a set, or of the held-out share of the tasks."""
+    return "eval_" if name is None else f"eval/{name}/"
+
+
+FEW_ANSWERS = 30
+"""Below so many answers a share is shown as a count: 0.5556 looks measured to four digits, 5 of 9 does not."""
+
+
+def count_text(metrics: Mapping[str, float]) -> str | None:
+    """The accuracy of an evaluation with few answers, `5 of 9`; None where a number is the right way to show it.
+
+    Example:
+        >>> count_text({"eval_accuracy": 0.25, "eval_right": 1.0, "eval_n": 4.0})
+        '1 of 4'
+        >>> count_text({"eval_accuracy": 0.25, "eval_n": 4.0})  # not 0 or 1 per answer: a mean, no share
+    """
+    right, answers = metrics.get("eval_right"), metrics.get("eval_n", 0.0)
+    return f"{right:.0f} of {answers:.0f}" if right is not None and 0 < answers < FEW_ANSWERS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +333,27 @@ class Assignment:
     """The first optimiser step on this batch."""
     tasks: tuple[Task, ...]
     groups: tuple[Group, ...] | None = None
+    played: Mapping[int, Group] = field(default_factory=dict)
+    """Groups of a batch that was interrupted before a resume, by position: graded and on the disk, not played again."""
+
+
+GroupFinished = Callable[[int, Group], None]
+"""(position in the step, group): this group is graded. Any thread may call it; it returns at once."""
+
+
+class Delivering(Protocol):
+    """A block during which graded groups are written down; everything it was told of is durable when it is left."""
+
+    waited_s: float
+    """How long leaving the block had to wait for the disk."""
+
+    def __enter__(self) -> GroupFinished:
+        """Tell it of every group as soon as that is graded."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for the disk, however the block ended."""
 
 
 class Books(Protocol):
@@ -281,7 +363,13 @@ class Books(Protocol):
         """The batch of this step: the next `n` tasks, or what the journal holds of it."""
 
     def draw_more(self, assignment: Assignment, n: int) -> Assignment:
-        """The same batch with `n` further tasks behind its own, none of them twice; before anything is kept."""
+        """The same batch with `n` further tasks behind its own, none of them twice; before the batch is kept."""
+
+    def delivering(self, assignment: Assignment) -> Delivering:
+        """While the batch is played: what is graded is on the disk, whatever happens to the rest of the batch."""
+
+    def give_back(self, assignment: Assignment, *, unless: Callable[[Group], bool] = lambda group: False) -> None:
+        """The groups of this batch were graded in vain, unless so: the others are played again when the run goes on."""
 
     def keep(self, assignment: Assignment, groups: Sequence[Group]) -> None:
         """Groups and their composition are on the disk when this returns: from here on the step can be repeated."""
@@ -296,17 +384,33 @@ class Runtime(Protocol):
     landmarks: list[list[float]] | None
     """What the learner thought of the canary's fixed tokens at the last publish: the next move is measured from it."""
 
-    def collect(self, tasks: Sequence[Task], step: int, first: int = 0) -> list[Group]:
-        """Play one group per task, scored; failures carry reasons. `first` counts the step's groups so far."""
+    def collect(
+        self, tasks: Sequence[Task], step: int, first: int = 0, *, played: Mapping[int, Group] = MappingProxyType({}),
+        finished: GroupFinished | None = None,
+    ) -> list[Group]:  # fmt: skip
+        """One scored group per task; failures carry reasons.
+
+        Args:
+            first: position in the step of the first task.
+            played: groups that exist already, by position: they are returned as they are.
+            finished: told of every other group as soon as it is graded.
+        """
 
     def publish(self, weights: Weights, version: int) -> Mapping[str, float]:
         """Move version `version` to every engine and prove arrival; returns metrics."""
 
-    def evaluate(self, tasks: Sequence[Task], step: int) -> EvalResult:
-        """Answer held-out tasks without touching any training random stream."""
+    def evaluate(self, tasks: Sequence[Task], step: int, name: str | None = None) -> EvalResult:
+        """Answer held-out tasks, or those of the evaluation set `name`, without touching any training random stream."""
 
-    def preflight(self, tasks: Sequence[Task], *, audit: bool = False) -> list[Group]:
-        """Baseline completions, graded, before step 1: refuses a reward that cannot teach."""
+    def preflight(
+        self, tasks: Sequence[Task], *, audit: bool = False, look: Callable[[list[Group]], None] | None = None,
+        datasets: Mapping[str, Sequence[Task]] = MappingProxyType({}), allow: Collection[str] = (),
+    ) -> list[Group]:  # fmt: skip
+        """Baseline completions, graded, before step 1: refuses a reward that cannot teach, of one data set too.
+
+        Args:
+            look: shown what was played before anything is refused.
+        """
 
     def close(self) -> None:
         """Stop engines and workers."""

@@ -26,6 +26,10 @@ Message = Mapping[str, Any]
 STOP, LENGTH, UNKNOWN = "stop", "length", "unknown"
 """Finish reasons: the model stopped, the limit cut it, the engine did not say."""
 
+REPETITION, REPETITION_COST = "repetition", "repetition-cost"
+"""A rollout went round in circles: how one with tools ended, or why one has no reward; and the part of its reward that
+this took off, a name that no reward function can have."""
+
 
 class Verdict(enum.StrEnum):
     """How a run, check or suite ended. Empty or missing evidence is never PASS."""
@@ -156,11 +160,22 @@ class Rollout:
     """With tools, why no further turn came: `answered`, `max_turns`, `max_calls`, `length`, `context`, `repetition`."""
     own_reward: float | None = None
     """What the rollout's own world says of it (`get_reward` of an environment class); None when it says nothing."""
+    seconds: float | None = field(default=None, compare=False)
+    """Wall time from its first request to its end, tools included; siblings that are sampled in one call share it."""
+    grading_seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Wall time of the calls that judged it, by reward function; siblings that are judged in one call share it."""
 
     def __str__(self) -> str:
         return f"task={self.task_id}/group={self.group}/rollout={self.index}"
 
     def __post_init__(self) -> None:
+        if type(self.turns) is not tuple or any(type(turn) is not Turn for turn in self.turns):
+            kinds = sorted({type(turn).__name__ for turn in self.turns}) if type(self.turns) is tuple else []
+            raise ShapeError(
+                f"{self}: turns is a {type(self.turns).__name__}{' of ' + ', '.join(kinds) if kinds else ''}",
+                "what is no turn has no tokens to train on, and fails where nobody knows where it came from",
+                "pass a tuple of records.Turn",
+            )
         if not self.turns and self.failure is None:
             raise ShapeError(f"{self} has no turns and no failure", "an attempt leaves tokens or a reason", "add one")
         if self.reward is not None and self.failure is not None:
@@ -171,6 +186,9 @@ class Rollout:
             raise ShapeError(
                 f"{self} has reward {self.reward}", "one NaN poisons its whole group", "use None with a failure reason"
             )
+        spent = [*([] if self.seconds is None else [self.seconds]), *self.grading_seconds.values()]
+        if any(not (math.isfinite(each) and each >= 0) for each in spent):
+            raise ShapeError(f"{self} took {spent} seconds", "time runs forward", "measure on one monotonic clock")
 
     @property
     def text(self) -> str:
@@ -188,6 +206,14 @@ class Rollout:
         return sum(len(turn.completion_ids) for turn in self.turns)
 
     @property
+    def completion_ids(self) -> tuple[int, ...]:
+        """Everything behind the first prompt: what the policy chose and, between turns, what tools said."""
+        if not self.turns:
+            return ()
+        first, last = self.turns[0], self.turns[-1]
+        return (*last.prompt_ids[len(first.prompt_ids) :], *last.completion_ids)
+
+    @property
     def finish_reason(self) -> str:
         """How the last turn ended."""
         return self.turns[-1].finish_reason if self.turns else UNKNOWN
@@ -202,9 +228,18 @@ class Rollout:
             changed += len(history) - len(seen) + sum(a != b for a, b in zip(history, seen, strict=False))
         return changed
 
-    def graded(self, reward: float | None, parts: Mapping[str, float | None], failure: str | None) -> Rollout:
-        """The same attempt with its verdict."""
-        return dataclasses.replace(self, reward=reward, reward_parts=dict(parts), failure=failure)
+    def graded(
+        self, reward: float | None, parts: Mapping[str, float | None], failure: str | None,
+        seconds: Mapping[str, float] | None = None,
+    ) -> Rollout:  # fmt: skip
+        """The same attempt with its verdict.
+
+        Args:
+            seconds: what each reward function took for it.
+        """
+        return dataclasses.replace(
+            self, reward=reward, reward_parts=dict(parts), failure=failure, grading_seconds=dict(seconds or {})
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +276,7 @@ class Group:
 
     @classmethod
     def merge(cls, chunks: Sequence[Group]) -> Group:
-        """Join chunks of one visit (adaptive sampling) into one group, in order."""
+        """Join chunks of one visit (adaptive sampling) into one group, in order. No run calls this."""
         if not chunks:
             raise ShapeError("merge got no chunks", "a group of nothing has no prompt", "merge at least one chunk")
         first = chunks[0]
@@ -289,7 +324,7 @@ class TrainSample:
     """Sibling number inside the group."""
     finish_reason: str = UNKNOWN
     ref_logprobs: tuple[float, ...] | None = None
-    """(T,) under the reference policy, when it was scored."""
+    """(T,) under the reference policy, when it was scored. No run fills this: the learner scores the reference."""
     dataset: str = ""
 
     def __post_init__(self) -> None:
@@ -327,7 +362,7 @@ class TrainSample:
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """One completion as serving engines return it: ids, text, one logprob map per position."""
+    """One completion as serving engines return it: ids, text, one logprob map per position. No run builds one."""
 
     token_ids: Sequence[int]
     text: str
@@ -340,6 +375,8 @@ def group_from_outputs(
     task: Task, group: str, prompt_ids: Sequence[int], outputs: Sequence[EngineOutput], version: int
 ) -> Group:
     """A group from one generation response; refuses an answer with holes instead of filling them.
+
+    No run calls this: `runtime.answers` and the engines build groups.
 
     The value recorded for a position is the one under the *sampled* token's id, never the
     first entry of the map (which is the most likely token, not the chosen one).

@@ -47,7 +47,8 @@ class Options:
     """The same choices as the fast path, under the same names."""
 
     loss_type: str = "dapo"
-    level: str = "token"
+    level: str | None = None
+    """None: one ratio per row for gspo, one per token for all others."""
     epsilon: float = 0.2
     epsilon_high: float | None = None
     delta: float | None = None
@@ -110,14 +111,19 @@ def logprobs(model: Callable[[Tensor], Tensor], row: Row, temperature: float = 1
 
 def _ratio(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
     """How much likelier the token (or the whole sequence, per token) has become."""
+    if o.level != "sequence" and o.loss_type != "gspo":
+        return _token_ratio(new, row, t, o)
     changes = []
     for s, chosen in enumerate(row.sampled):
         if chosen:
             old = new[s].detach() if o.force_on_policy_ratio else row.old[s]
-            changes.append((s, new[s] - old))
-    if o.level == "sequence":
-        return torch.exp(_sum([change for _, change in changes]) / len(changes))
-    return torch.exp(dict(changes)[t])
+            changes.append(new[s] - old)
+    return torch.exp(_sum(changes) / len(changes))
+
+
+def _token_ratio(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
+    old = new[t].detach() if o.force_on_policy_ratio else row.old[t]
+    return torch.exp(new[t] - old)
 
 
 def _surrogate(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
@@ -152,21 +158,24 @@ def _correction(row: Row, t: int, o: Options) -> float:
 
 
 def _kl(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
-    """Estimate of KL(policy || reference) at one sampled token."""
+    """Estimate of KL(policy || reference) at one sampled token; where a clamp acts it is a constant."""
     if row.reference is None:
         raise ValueError("beta > 0 needs reference log-probabilities")
-    gap = row.reference[t] - new[t]
-    if o.kl_input_clamp is not None:
-        gap = gap.clamp(-o.kl_input_clamp, o.kl_input_clamp)
+    gap, weight = row.reference[t] - new[t], torch.ones_like(new[t])
+    if o.kl_bias_correction:
+        weight = _token_ratio(new, row, t, o)  # the KL is one of tokens, so its weight is too, at either level
+    if o.kl_input_clamp is not None and abs(gap.item()) > o.kl_input_clamp:
+        gap, weight = torch.full_like(gap, math.copysign(o.kl_input_clamp, gap.item())), weight.detach()
     if o.kl_estimator == "k1":
         kl = -gap
     elif o.kl_estimator == "k2":
         kl = gap * gap / 2
     else:
-        kl = torch.exp(gap) - gap - 1
-    if o.kl_output_clamp is not None:
-        kl = kl.clamp(-o.kl_output_clamp, o.kl_output_clamp)
-    return kl * _ratio(new, row, t, o) if o.kl_bias_correction else kl
+        kl = torch.expm1(gap) - gap
+    kl = kl * weight
+    if o.kl_output_clamp is not None and abs(kl.item()) > o.kl_output_clamp:
+        kl = torch.full_like(kl, math.copysign(o.kl_output_clamp, kl.item()))
+    return kl
 
 
 def token_loss(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
@@ -189,7 +198,7 @@ def step_loss(rows: Sequence[Row], new: Sequence[list[Tensor]], o: Options) -> T
         losses = [token_loss(logp, row, t, o) for t, chosen in enumerate(row.sampled) if chosen]
         if losses:
             per_row.append(losses)
-    if o.loss_type == "grpo":  # mean over rows of the mean over tokens: a long row's token counts less
+    if o.loss_type in ("grpo", "gspo"):  # mean over rows of the mean over tokens: a long row's token counts less
         return _sum([_sum(losses) / len(losses) for losses in per_row]) / len(per_row)
     everything = _sum([loss for losses in per_row for loss in losses])
     if o.loss_type == "dr_grpo":  # a constant: length neither rewards nor punishes

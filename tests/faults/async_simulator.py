@@ -312,7 +312,7 @@ class Life:
 
     def _remember(self, batch: Assignment) -> None:
         """From here on the step may have been seen: it is this one, for ever."""
-        items, _ = self.stream.books._open[batch.step]
+        items = self.stream.books._open[batch.step].items
         mine = tuple(items), tuple(payload_of(group) for group in batch.groups or ())
         before = self.world.outside.learned.setdefault(batch.step, mine)
         if before != mine:
@@ -326,7 +326,7 @@ class Life:
 
     def _learn(self, batch: Assignment) -> None:
         world, config = self.world, self.config
-        items, _ = self.stream.books._open[batch.step]
+        items = self.stream.books._open[batch.step].items
         self.step += config.num_iterations
         self.version += config.num_iterations
         if self.step % config.weight_sync_steps == 0 or self.step == config.max_steps:

@@ -26,6 +26,7 @@ from surefoot.maths.packing import make_batch
 from surefoot.policy.checkpoint_read import load_training_checkpoint
 from surefoot.policy.forward import score_batch
 from surefoot.policy.learner import GRPOLearner, LearnerSettings
+from surefoot.policy.masters import split_precision
 from surefoot.policy.training_state import TrainingState, capture, save_training_checkpoint
 from surefoot.records import Group, Rollout, Task, TrainSample, Turn
 from surefoot.store.manifest import MANIFEST, manifest_text
@@ -42,12 +43,17 @@ make_net, make_tokenizer = _unit._make_net, _unit._make_tokenizer
 hf_logging.disable_progress_bar()
 
 
-def make_learner(kind: str = "llama", *, seed: int = 0, beta: float = 0.1, sync: int | None = None) -> GRPOLearner:
+def make_learner(
+    kind: str = "llama", *, seed: int = 0, beta: float = 0.1, sync: int | None = None, dtype: str = "float32"
+) -> GRPOLearner:
     settings = LearnerSettings(
         loss=LossSettings(beta=beta), learning_rate=1e-2, max_steps=40, max_completion_length=9, temperature=1.0,
         pad_token_id=0, lr_scheduler_type="cosine", warmup_steps=3, weight_decay=0.1, reference_sync_steps=sync,
+        parity_tolerance=1e-4 if dtype == "float32" else 0.2,
     )  # fmt: skip
-    return GRPOLearner(make_net(kind, seed=seed), settings)
+    net = make_net(kind, seed=seed)
+    masters = split_precision(net, getattr(torch, dtype))
+    return GRPOLearner(net, settings, None, masters)
 
 
 def draw(learner: GRPOLearner, collect: int) -> list[TrainSample]:
@@ -110,7 +116,8 @@ class Session:
 def fingerprint(state: TrainingState) -> str:
     """One digest of every bit of a state."""
     digest = hashlib.sha256()
-    groups = {"weights": state.weights, "reference": state.reference or {}} | state.moments
+    groups = {"weights": state.weights, "reference": state.reference or {}, "masters": state.masters or {}}
+    groups |= state.moments
     for group in sorted(groups):
         for name in sorted(groups[group]):
             value = groups[group][name].detach().contiguous()
@@ -118,7 +125,8 @@ def fingerprint(state: TrainingState) -> str:
             digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
     for key in sorted(state.old):
         digest.update(repr(key).encode() + state.old[key].numpy().tobytes())
-    rest = (state.version, state.pushes, state.kl_seen, state.checked_tokens, state.census, sorted(state.idle.items()))
+    counts = (state.version, state.pushes, state.checked_tokens, state.changed_entries)
+    rest = (*counts, state.kl_seen, state.census, sorted(state.idle.items()))
     digest.update(repr(rest).encode())
     return digest.hexdigest()
 
@@ -140,9 +148,9 @@ def resealed(
     return folder
 
 
-def go_on(folder: Path, steps: int, kind: str, beta: float) -> dict[str, Any]:
+def go_on(folder: Path, steps: int, kind: str, beta: float, dtype: str = "float32") -> dict[str, Any]:
     """In a fresh model whose weights are all wrong: restore, then train on."""
-    session = Session.load(folder, make_learner(kind, seed=99, beta=beta))
+    session = Session.load(folder, make_learner(kind, seed=99, beta=beta, dtype=dtype))
     session.train(steps)
     return {"metrics": session.metrics, "state": fingerprint(capture(session.learner)), "step": session.step}
 
@@ -151,7 +159,7 @@ def main(words: list[str]) -> int:
     torch.set_num_threads(1)
     command, *rest = words
     if command == "go-on":
-        print(json.dumps(go_on(Path(rest[0]), int(rest[1]), rest[2], float(rest[3]))))
+        print(json.dumps(go_on(Path(rest[0]), int(rest[1]), rest[2], float(rest[3]), *rest[4:])))
         return 0
     raise SystemExit(f"unknown command {command!r}")
 

@@ -29,9 +29,11 @@ from surefoot.policy.checkpoint_read import load_training_checkpoint
 from surefoot.policy.training_state import capture
 from surefoot.store.manifest import MANIFEST, _digest, _text
 
-TENSOR_FILES = tuple(
-    f"{name}.safetensors" for name in ("model", "training/optimiser", "training/reference", "training/old")
-)
+
+def tensor_files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.safetensors"))
+
+
 STATE = "training/state.json"
 ODD: tuple[Any, ...] = (-1, 1.5, "x", 1e30, 10**30, [["x"]], {"x": {}}, "\ud800", "../../etc/passwd", [None])
 
@@ -122,7 +124,7 @@ def linked_folder(folder: Path, stream: random.Random, other: Path) -> None:
 
 
 def header(folder: Path, stream: random.Random, other: Path) -> None:
-    path = folder / stream.choice(TENSOR_FILES)
+    path = folder / stream.choice(tensor_files(folder))
     data = path.read_bytes()
     length = struct.unpack("<Q", data[:8])[0]
     record = json.loads(data[8 : 8 + length])
@@ -160,7 +162,7 @@ def change_header(record: dict[str, Any], name: str, stream: random.Random) -> N
 
 
 def header_length(folder: Path, stream: random.Random, other: Path) -> None:
-    path = folder / stream.choice(TENSOR_FILES)
+    path = folder / stream.choice(tensor_files(folder))
     data = path.read_bytes()
     right = struct.unpack("<Q", data[:8])[0]
     wrong = stream.choice([0, 1, right - 1, right + 1, len(data), 1 << 32, (1 << 64) - 1])
@@ -170,7 +172,7 @@ def header_length(folder: Path, stream: random.Random, other: Path) -> None:
 
 def payload(folder: Path, stream: random.Random, other: Path) -> None:
     """A number that is not finite, where the file is otherwise in order."""
-    path = folder / stream.choice(TENSOR_FILES)
+    path = folder / stream.choice(tensor_files(folder))
     data = bytearray(path.read_bytes())
     begin = 8 + struct.unpack("<Q", data[:8])[0]
     at = begin + 4 * stream.randrange((len(data) - begin) // 4)
@@ -180,7 +182,7 @@ def payload(folder: Path, stream: random.Random, other: Path) -> None:
 
 
 def cut_payload(folder: Path, stream: random.Random, other: Path) -> None:
-    path = folder / stream.choice(TENSOR_FILES)
+    path = folder / stream.choice(tensor_files(folder))
     os.truncate(path, path.stat().st_size - stream.choice([1, 4, 64]))
     resealed(folder)
 
@@ -190,7 +192,7 @@ def pickled(folder: Path, stream: random.Random, other: Path) -> None:
     canary = folder.parent / "canary"
     code = f"cos\nsystem\n(S'touch {canary}'\ntR.".encode()
     path = folder / stream.choice(
-        [*TENSOR_FILES, STATE, "tokenizer.json", "pytorch_model.bin", "training/optimiser.pt"]
+        [*tensor_files(folder), STATE, "tokenizer.json", "pytorch_model.bin", "training/optimiser.pt"]
     )
     path.write_bytes(code)
     resealed(folder)
@@ -254,12 +256,12 @@ KINDS: tuple[Mutate, ...] = (
 )  # fmt: skip
 
 
-def judge(count: int, seed: int, scratch: Path) -> dict[str, Any]:
+def judge(count: int, seed: int, scratch: Path, dtype: str = "float32") -> dict[str, Any]:
     """Make `count` mutants; what became of them, by kind, and the seeds of those that were not dealt with."""
-    session = Session(make_learner()).train(3)
+    session = Session(make_learner(dtype=dtype)).train(3)
     original, expected = session.save(scratch / "step_3"), fingerprint(capture(session.learner))
     other = session.train(1).save(scratch / "step_4")
-    learner, fates, bad = make_learner(seed=77), Counter[str](), []
+    learner, fates, bad = make_learner(seed=77, dtype=dtype), Counter[str](), []
     for number in range(count):
         stream = random.Random(f"{seed}/{number}")
         mutate = stream.choice(KINDS)

@@ -61,9 +61,9 @@ def _lease_dropped() -> None:
     real = RunBooks._lease_again
 
     def lease_again(self: Any, step: int, items: Any) -> Any:
-        leases = real(self, step, items)
-        self.ledger.drop([leases[0].item], "forgotten")
-        return leases[1:]
+        first, *others = real(self, step, items).items()
+        self.ledger.drop([first[1].item], "forgotten")
+        return dict(others)
 
     RunBooks._lease_again = lease_again  # type: ignore[method-assign]
 
@@ -82,16 +82,23 @@ def _other_order() -> None:
 
 def _other_groups() -> None:
     """Journaled steps are played anew by an engine that still has other weights."""
+    from dataclasses import replace
+
     from surefoot import loop
-    from surefoot.runtime.books import RunBooks
+    from surefoot.runtime.books import LooseBooks, RunBooks
 
     real = RunBooks.draw
 
     def draw(self: Any, step: int, n: int) -> Any:
-        return real(self, step, n)._replace(groups=None)
+        return replace(real(self, step, n), groups=None)
 
     RunBooks.draw = draw  # type: ignore[method-assign]
-    RunBooks.keep = lambda self, batch, _: self.ledger.complete(self._open[batch.step][1])  # type: ignore[method-assign]
+    RunBooks.delivering = LooseBooks.delivering  # type: ignore[assignment, method-assign]
+
+    def keep(self: Any, batch: Any, _: Any) -> None:
+        self.ledger.complete(list(self._open[batch.step].leases.values()))
+
+    RunBooks.keep = keep  # type: ignore[method-assign]
     loop.publish = lambda run: {}
 
 
@@ -104,21 +111,78 @@ def _checked_twice() -> None:
 def _batch_not_kept() -> None:
     from surefoot.store.batches import BatchLog, Kept
 
-    def append(self: Any, step: int, items: Any, groups: Any) -> None:
+    def compose(self: Any, step: int, items: Any) -> None:
         self._current()
         self._kept[step] = Kept(0, tuple(items), ())
+        self.release(items)
 
-    BatchLog.append = append  # type: ignore[method-assign]
+    BatchLog.compose = compose  # type: ignore[method-assign]
+
+
+def _other_sequence() -> None:
+    """A batch that is repeated has its groups the other way round."""
+    from surefoot.store.batches import BatchLog
+
+    real = BatchLog.load
+    BatchLog.load = lambda self, step, tasks: real(self, step, tasks)[::-1]  # type: ignore[method-assign]
+
+
+def _never_finished() -> None:
+    """A resume does not ask whether the run is over."""
+    from surefoot.assemble import session
+
+    session.final_verdict = lambda folder, config: None  # type: ignore[assignment]
+
+
+def _forgets_the_old_end() -> None:
+    """A run that was made longer does not know where it ended before."""
+    home: Any = importlib.import_module("surefoot.assemble.resume")
+    home.former_ends = lambda keeper, extension: frozenset()
+
+
+def _config_first() -> None:
+    """A new length is in config.toml before the journal knows of it."""
+    from surefoot.assemble import extend
+    from surefoot.store.failpoints import failpoint
+
+    real = extend.write_extension
+
+    def write(keeper: Any, extension: Any, version: int) -> None:
+        extend.atomic_write(keeper.folder.config, extend.config_text(extension.loaded.resolved))
+        failpoint("extend.journaled")
+        real(keeper, extension, version)
+
+    home: Any = importlib.import_module("surefoot.assemble.resume")
+    home.write_extension = write
+
+
+def _given_up_in_memory() -> None:
+    """Groups without a verdict are forgotten, and not on the disk."""
+    from surefoot.store.batches import BatchLog
+
+    BatchLog.give_up = BatchLog.release  # type: ignore[method-assign]
+
+
+def _journaled_at_the_end() -> None:
+    """Groups are written when their batch is whole, and no sooner: what the loop hands on is cut."""
+    from surefoot.runtime.books import LooseBooks, RunBooks
+
+    RunBooks.delivering = LooseBooks.delivering  # type: ignore[assignment, method-assign]
 
 
 def _trained_too_early() -> None:
     from surefoot.runtime.books import RunBooks
 
+    real = RunBooks.keep
+
     def keep(self: Any, assignment: Any, groups: Any) -> None:
-        items, leases = self._open[assignment.step]
-        self.ledger.complete(leases)
-        self.ledger.trained(assignment.step, items)
-        self.batches.append(assignment.step, items, groups)
+        batch = self._open[assignment.step]
+        if assignment.groups is None and len(batch.groups) == len(batch.items):
+            self.ledger.trained(assignment.step, batch.items)
+            self.batches.compose(assignment.step, batch.items)
+        else:
+            real(self, assignment, groups)
+            self.ledger.trained(assignment.step, batch.items)
 
     RunBooks.keep = keep  # type: ignore[method-assign]
     RunBooks.settle = lambda self, assignment, step, fates: None  # type: ignore[method-assign]
@@ -149,7 +213,14 @@ BUGS: dict[str, Callable[[], None]] = {
     "checked_twice": _checked_twice,
     "batch_not_kept": _batch_not_kept,
     "trained_too_early": _trained_too_early,
+    "journaled_at_the_end": _journaled_at_the_end,
+    "other_sequence": _other_sequence,
+    "given_up_in_memory": _given_up_in_memory,
+    "never_finished": _never_finished,
+    "forgets_the_old_end": _forgets_the_old_end,
+    "config_first": _config_first,
     "no_sync": _no_sync,
+    "stop_without_limit": _without("surefoot.stopping.signals:StopSignals", "hard_s", float("inf")),  # type: ignore[arg-type]
 }
 
 

@@ -10,12 +10,15 @@ import io
 import os
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import kill_bugs
 
+from surefoot.runtime import side_thread
 from surefoot.store import failpoints, journal_file
 
 
@@ -46,9 +49,46 @@ def signal_at(name: str, hit: str, number: str) -> None:
     failpoints._POINTS[name] = failpoints.Armed(name, "signal", lambda: os.kill(os.getpid(), int(number)), int(hit))
 
 
+def requests(path: str) -> None:
+    """Write down every completion that is asked of the engine, and every rollout that is graded, by its name."""
+    from surefoot.engines.embedded import EmbeddedEngine
+    from surefoot.envs.single_turn import SingleTurnEnvironment
+
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    generate, grade = EmbeddedEngine.generate, SingleTurnEnvironment.grade
+
+    def asked(self: Any, wanted: Any) -> Any:
+        os.write(descriptor, "".join(f"asked {request.id}\n" for request in wanted).encode())
+        return generate(self, wanted)
+
+    def graded(self: Any, tasks: Any, rollouts: Any, *more: Any) -> Any:
+        os.write(descriptor, "".join(f"graded {r.group}/{r.index}\n" for r in rollouts).encode())
+        return grade(self, tasks, rollouts, *more)
+
+    EmbeddedEngine.generate, SingleTurnEnvironment.grade = asked, graded  # type: ignore[method-assign]
+
+
+def slow_config() -> None:
+    """Reading the config takes its time, so that a test can come first."""
+    from surefoot.cli import commands
+
+    real = commands._load
+
+    def load(words: Any) -> Any:
+        time.sleep(30)
+        return real(words)
+
+    commands._load = load
+
+
 def small_pieces() -> None:
     """A journal hands the system few bytes at a time, so that tiny records are written in several pieces too."""
     journal_file.PIECE = 512
+
+
+def one_by_one() -> None:
+    """Groups that wait for the disk are written one at a time, so that a run passes each failpoint equally often."""
+    side_thread.MOST = 1
 
 
 # -- calls that fail ------------------------------------------------------------------------------
@@ -58,7 +98,8 @@ class Breaker:
     """Numbers every call that changes the disk between two failpoints; at one of them, something happens.
 
     Raw writes of Python's own files are among them. What a library writes by itself (the tokenizer's file) is not:
-    strace sees that too.
+    strace sees that too. Nor is the status, which a thread writes by the clock: its calls would give the others another
+    number from run to run, and a run goes on without it.
     """
 
     def __init__(self, log: str, nth: int, kind: str) -> None:
@@ -67,7 +108,7 @@ class Breaker:
 
     def call(self, name: str) -> None:
         """Before the call itself: the kill, or the disk's answer."""
-        if not self.on or os.getpid() != self.driver:
+        if not self.on or os.getpid() != self.driver or threading.current_thread().name == "status":
             return
         self.count += 1
         self.write(self.log, f"{name}\n".encode())

@@ -23,25 +23,37 @@ from surefoot.store.ledger_records import Trained
 
 CLOCKED = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share")
 """Metrics that tell of the clock; all others are compared to the last bit."""
-CLOCKS = ("seconds_before", "eval_seconds", "journal")
-"""What else of a saved state differs between two equal runs."""
+CLOCKS = ("seconds_before", "eval_seconds", "journal", "seconds", "grading_seconds")
+"""What else of a saved state or a rollout differs between two equal runs."""
 
 KEYS: dict[str, Any] = dict(
     model="mini", tasks="sums.jsonl", reward_funcs=["reward.py:grade"], eval_metric="exact", tasks_per_step=2, num_generations=4, max_completion_length=4, eval_tasks=8,
-    eval_steps=2, save_steps=2, threads=1, preflight_tasks=0, reward_workers=1, max_steps=6, learning_rate=1e-2,
+    eval_steps=2, save_steps=2, threads=1, preflight_tasks=0, probe_reward_tasks=0, reward_workers=1, max_steps=6, learning_rate=1e-2,
     heldout_fraction=0.2, device="cpu", output_dir="run", reward_memory_mb=0,
 )  # fmt: skip
-GUARD: dict[str, Any] = dict(min_evals=2, metric="eval_reward")
+GUARD: dict[str, Any] = dict(min_evals=2, metric="eval_reward", decline_patience=3, ema_alpha=0.1, margin_se=4.2)
 JUMPY: dict[str, Any] = dict(margin_se=0.0, decline_patience=1, ema_alpha=1.0)
 """A guard that takes the first step down for a decline: for runs that it shall stop."""
 
 REWARD = """
+import time
 import zlib
 
 def grade(prompts, completions, answer, **columns):
     "Right, and a little for luck, so that no two siblings are alike."
     lucky = [zlib.crc32((p + c).encode()) % 5 / 10 for p, c in zip(prompts, completions)]
     return [float(c.strip() == right) + luck for c, right, luck in zip(completions, answer, lucky)]
+
+def slow(prompts, completions, answer, **columns):
+    "The same, one group at a time; with tools completions are messages."
+    time.sleep(0.05)
+    return grade(prompts, [c if isinstance(c, str) else c[0]["content"] for c in completions], answer)
+
+def flat(prompts, completions, answer, **columns):
+    "The same, and every other task gives all siblings the same."
+    time.sleep(0.05)
+    marks = grade(prompts, completions, answer)
+    return [0.0 if zlib.crc32(p.encode()) % 2 else m for p, m in zip(prompts, marks)]
 
 def picky(prompts, completions, answer, **columns):
     "The same, and about one answer in nine gets no verdict."
@@ -71,6 +83,7 @@ class Case:
         (folder / "run.toml").write_text(text)
         (folder / "reward.py").write_text(REWARD)
         write_tasks(folder / "sums.jsonl", self.rows)
+        write_set(folder / "own.jsonl")
 
     @property
     def visits(self) -> int:
@@ -80,7 +93,13 @@ class Case:
 
 
 def _toml(values: dict[str, Any]) -> str:
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+    return "".join(f"{name} = {_literal(value)}\n" for name, value in values.items())
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_literal(each)}" for name, each in value.items()) + " }"
+    return json.dumps(value)
 
 
 def write_tasks(path: Path, rows: int) -> None:
@@ -91,7 +110,16 @@ def write_tasks(path: Path, rows: int) -> None:
     )
 
 
+def write_set(path: Path) -> None:
+    """Tasks of an evaluation set: none of them is a training task."""
+    rows = [{"id": f"{a}+2", "prompt": f"{a}-2=", "answer": str(a - 2)} for a in range(3, 8)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 PLAIN = Case("plain")
+SETS = Case("evaluation sets", {"eval_sets": {"own": "own.jsonl"}, "num_generations_eval": 2})
+ALONE = Case("a set alone", {**SETS.keys, "heldout_fraction": 0.0}, guard={"metric": "auto"})
+"""Nothing else is held out: no name of its evaluations begins with `eval_`."""
 CASES = (
     PLAIN,
     Case("two passes", {"num_iterations": 2, "save_steps": 3, "max_steps": 8}),
@@ -102,6 +130,8 @@ CASES = (
     Case("journal only", {"save_steps": 0, "save_minutes": 0.0, "save_best": False}),
     Case("every step", {"save_steps": 0, "save_minutes": 1e-9, "eval_steps": 1}),
     Case("guard stops", {"eval_steps": 1, "max_steps": 20, "save_steps": 0}, guard=JUMPY, code=79),
+    SETS,
+    ALONE,
 )  # fmt: skip
 
 
@@ -150,14 +180,14 @@ class Bench:
         """The same, to its end."""
         return self.start(folder, **more).end()
 
-    def resume(self, folder: Path, **more: Any) -> Ended:
-        """`surefoot train --resume run`, to its end."""
-        return self.go_on(folder, **more).end()
+    def resume(self, folder: Path, *words: str, **more: Any) -> Ended:
+        """`surefoot train --resume run WORDS`, to its end."""
+        return self.go_on(folder, *words, **more).end()
 
-    def go_on(self, folder: Path, **more: Any) -> Driver:
-        """`surefoot train --resume run`; where no run folder was made yet, from the beginning."""
+    def go_on(self, folder: Path, *words: str, **more: Any) -> Driver:
+        """`surefoot train --resume run WORDS`; where no run folder was made yet, from the beginning."""
         if (folder / "run" / "config.toml").exists():
-            return self.warm.start("train", "--resume", "run", cwd=folder, **more)
+            return self.warm.start("train", "--resume", "run", *words, cwd=folder, **more)
         shutil.rmtree(folder / "run", ignore_errors=True)
         return self.start(folder, **more)
 
@@ -213,9 +243,9 @@ def facts(run: Path) -> dict[str, Any]:
         "rows": [_timeless(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()],
         "files": {str(path.relative_to(final)): _sha256(path) for path in sorted(final.rglob("*.safetensors"))},
         "state": _timeless(json.loads((final / "training" / "state.json").read_text())),
-        "rollouts": {path.name: _sha256(path) for path in sorted((run / "rollouts").iterdir())},
+        "rollouts": {path.name: timeless_lines(path) for path in sorted((run / "rollouts").iterdir())},
         "trained": {str(item): status.step for item, status in ledger.items().items() if isinstance(status, Trained)},
-        "verdict": _timeless({k: v for k, v in verdict.items() if k not in ("seconds", "resumes")})
+        "verdict": _timeless({k: v for k, v in verdict.items() if k not in ("seconds", "resumes", "extensions")})
         | {"ledger": {k: v for k, v in verdict["ledger"].items() if k != "requeued"}},
         "left over": sorted(p.name for p in [*run.iterdir(), *(run / "checkpoints").iterdir()] if p.name[0] == "."),
         "names": sorted(path.name for path in run.iterdir()),
@@ -248,6 +278,11 @@ def _timeless(value: Any) -> Any:
     if not isinstance(value, dict):
         return [_timeless(one) for one in value] if isinstance(value, list) else value
     return {k: _timeless(v) for k, v in value.items() if not k.startswith(CLOCKED) and k not in CLOCKS}
+
+
+def timeless_lines(path: Path) -> list[Any]:
+    """Every line of a file of JSON, without what the clock says."""
+    return [_timeless(json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def _sha256(path: Path) -> str:

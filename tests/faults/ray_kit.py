@@ -91,10 +91,12 @@ class RayRun:
 def ray_run(
     folder: Path, *words: str, env: dict[str, str] | None = None, entry: list[str] | None = None
 ) -> Iterator[RayRun]:
-    """Start a run; whatever the test does, it is over afterwards."""
+    """Start a run, `words` before `TINY`; whatever the test does, it is over afterwards."""
     command = entry or [sys.executable, "-m", "surefoot"]
+    given = {word.partition("=")[0] for word in words}
+    tiny = [word for word in TINY if word.partition("=")[0] not in given]
     process = subprocess.Popen(
-        [*command, "train", *TINY, "runtime.kind=ray", f"output_dir={folder}", *words],
+        [*command, "train", *tiny, "runtime.kind=ray", f"output_dir={folder}", *words],
         cwd=folder.parent, env=environment(**(env or {})), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -156,7 +158,7 @@ def score(prompts, completions, answer, **columns):
 def place(folder: Path) -> list[str]:
     """Put the reward file there; the words that name it."""
     (folder / "slow.py").write_text(REWARD)
-    return [f"reward_funcs=['{folder / 'slow.py'}:score']"]
+    return [f"reward_funcs=['{folder / 'slow.py'}:score']", "probe_reward_tasks=0"]
 
 
 COMPARED = ("loss", "grad_norm", "reward", "kl", "entropy", "eval_accuracy", "eval_reward", "completions/mean_length")

@@ -215,3 +215,37 @@ def test_renamed_new_and_removed_tests_and_a_hidden_sitecustomize(tmp_path: Path
     assert toy.affected() == {"test_renamed": "passed"}
     toy.edit("extra/sitecustomize.py", "7", "8")
     assert toy.affected() == {"test_site": "failed"}
+
+
+# -- the spelling that other projects know ---------------------------------------------------
+
+STAND_IN = """
+def pytest_addoption(parser):
+    parser.addoption("--testmon", action="store_true", help="a stand-in for pytest-testmon")
+
+def pytest_report_header(config):
+    return f"stand-in: {config.getoption('testmon')}"
+"""
+ONE = {"pkg/__init__.py": "", "pkg/a.py": "def f():\n    return 1\n"}
+ONE |= {"tests/test_one.py": "from pkg import a\n\n\ndef test_a():\n    assert a.f() == 1\n"}
+
+
+def test_testmon_is_affected_with_a_note_where_it_is_not_installed(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, ONE)
+    for ran in ({"test_a": "passed"}, {}):
+        said = toy.pytest("--testmon", affected=False)
+        assert (said.code, said.ran) == (0, ran), said.text
+        assert "--testmon means --affected here: pytest-testmon is not installed" in said.text
+    toy.edit("pkg/a.py", "return 1", "return 2")
+    assert toy.pytest("--testmon", affected=False).ran == {"test_a": "failed"}
+    assert "--testmon" not in toy.pytest().text, "no note where nobody asked for it"
+
+
+def test_testmon_stays_its_own_where_it_is_installed(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, {**ONE, "testmon/__init__.py": "", "testmon/pytest_testmon.py": STAND_IN})
+    for _ in range(2):
+        said = toy.pytest("--testmon", plugins=("testmon.pytest_testmon",), affected=False)
+        assert (said.code, said.ran) == (0, {"test_a": "passed"}), said.text
+    assert "stand-in: True" in said.text
+    assert "affected:" not in said.text
+    assert toy.pytest(plugins=("testmon.pytest_testmon",)).ran == {"test_a": "passed"}, "both spellings, side by side"

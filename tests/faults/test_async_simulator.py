@@ -35,7 +35,7 @@ def test_no_seed_loses_a_group_trains_one_twice_or_too_late_or_gets_stuck(record
         "saved", "stale", "stale weights", "ended by FleetError",
     ]  # fmt: skip
     assert [name for name in wanted if not seen[name]] == [], "the world was too kind"
-    note(record_property, "P2", SIMULATED, SEEDS)
+    note(record_property, "P2", SIMULATED, SEEDS, seeds=range(SEEDS))
 
 
 @pytest.mark.nightly
@@ -43,7 +43,7 @@ def test_no_seed_loses_a_group_trains_one_twice_or_too_late_or_gets_stuck(record
 def test_ten_thousand_seeds(part: int, record_property: Record) -> None:
     for seed in range(2500 * part, 2500 * (part + 1)):
         simulate(seed)
-    note(record_property, "P2", SIMULATED, 2500)
+    note(record_property, "P2", SIMULATED, 2500, seeds=range(2500 * part, 2500 * (part + 1)))
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -291,7 +291,7 @@ HEAVY = {
     "no prompt short enough": Heavy(nothing, OWN | dict(max_prompt_length=1), 4, ("TaskError", "max_prompt_length")),
     "a device that is not there": Heavy(nothing, dict(device="cuda"), 2, ("device = cuda is not present",)),
     "a reward of the wrong length": Heavy(
-        nothing, OWN | dict(reward_funcs=["r.py:too_few"]), 4, ("returned 1 values for 2 completions",)
+        nothing, OWN | dict(reward_funcs=["r.py:too_few"]), 4, ("too_few returned 0 values for 1 completions",)
     ),
     "a reward that is no list": Heavy(
         nothing, OWN | dict(reward_funcs=["r.py:bare"]), 4, ("a float instead of a list",)
@@ -303,7 +303,8 @@ HEAVY = {
 }  # fmt: skip
 GO_ON = {
     "a reward that fails in step 2": OWN | dict(
-        reward_funcs=["r.py:later"], max_steps=3, preflight_tasks=0, heldout_fraction=0, eval_metric="none"
+        reward_funcs=["r.py:later"], max_steps=3, preflight_tasks=0, heldout_fraction=0, eval_metric="none",
+        probe_reward_tasks=0,
     ),
     "a run that nobody judged": OWN | dict(
         reward_funcs=["r.py:nobody"], max_reward_failures=1.0, preflight_tasks=0, heldout_fraction=0, eval_metric="none"
@@ -388,7 +389,10 @@ def test_allowed_failures_are_counted_by_reason_and_never_scored(tmp_path: Path)
     """The whole command, in a process of its own. One task in six is judged, 1.0 each; a zero would show in the mean."""
     fill(tmp_path)
     ran = surefoot("train", *words(**CRIMINAL, max_reward_failures=1.0), cwd=tmp_path)
-    assert ran.code == 0, ran.err
+    assert ran.code == 1, ran.err
+    assert (
+        ran.verdict["reasons"][0] == "nothing was learned: all rewards were equal, in none of 6 groups did they differ"
+    )
     (step,) = ran.metrics
     assert {name: count for name, count in step.items() if name.startswith("failures/") and count} == {
         f"failures/f:{crime}": 2.0 for crime in CRIMES

@@ -216,3 +216,40 @@ def test_a_commit_whose_submodule_commit_is_missing_is_skipped_and_recorded(tmp_
     assert made.verdicts()[made.c(4)]["status"] == "SKIP", ran.both
     assert made.state() == before
     assert (made.root / "library/value").read_text() == "1\n"
+
+
+def shallow_library(folder: Path) -> History:
+    """A clone of eight commits, each with a commit of its library; of the library only the newest is there."""
+    library, made = history(folder / "library"), history(folder / "r")
+    for number in range(1, 9):
+        pinned = library.commit({"value": f"{number}\n"})
+        if number == 1:
+            git(made.root, "submodule", "--quiet", "add", f"file://{library.root}", "library")
+        else:
+            git(made.root / "library", "fetch", "--quiet")
+        git(made.root / "library", "checkout", "--quiet", pinned)
+        made.commit({"n": f"{number}\n", "t.sh": "#!/bin/sh\ntest $(cat library/value) -lt 5\n"})
+    git(folder, "clone", "--quiet", f"file://{made.root}", "clone")
+    clone = History(folder / "clone", made.commits)
+    git(clone.root, "submodule", "--quiet", "update", "--init", "--depth", "1")
+    assert git(clone.root / "library", "rev-parse", "--is-shallow-repository") == "true"
+    assert git(clone.root / "library", "rev-list", "--count", "--all") == "1"
+    return clone
+
+
+def test_a_shallow_submodule_gets_its_history_before_the_search(tmp_path: Path) -> None:
+    made = shallow_library(tmp_path)
+    before = made.state()
+    ran = bisect(made.root, "--good", made.c(1), "--bad", "HEAD", "--", "./t.sh")
+    assert ran.code == 0, ran.both
+    assert f"first bad commit: {made.c(5)}" in ran.out
+    assert {verdict["status"] for verdict in made.verdicts().values()} == {"PASS", "FAIL"}, "none was skipped"
+    assert made.state() == before
+
+
+def test_planted_fetch_that_leaves_a_submodule_shallow_cannot_find_the_commit(tmp_path: Path) -> None:
+    made = shallow_library(tmp_path)
+    source = planted(tmp_path / "copy", "harness/bisect/submodules.py", '["--unshallow"] if shallow else ', "")
+    ran = bisect(made.root, "--good", made.c(1), "--bad", "HEAD", "--", "./t.sh", source=source, SKIP_GOOD_CHECK="1")
+    assert f"first bad commit: {made.c(5)}" not in ran.out, ran.both
+    assert "SKIP" in {verdict["status"] for verdict in made.verdicts().values()}, ran.both

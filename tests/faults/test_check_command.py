@@ -44,13 +44,30 @@ def test_exit_1_when_one_fails(source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["min("], ["sum(data['loss']) < 1"], ["mean(data['loss'], 'x') < 1"], [], ["min(data['loss']) > 0", "]"]]
+    "words", [["min("], ["sum(data['loss']) < 1"], ["mean(data['loss'], 'x') < 1"], ["min(data['loss']) > 0", "]"]]
 )
 def test_exit_2_for_what_cannot_be_read_and_nothing_is_judged(source: Path, words: list[str]) -> None:
     ran = check(source, *words)
     assert (ran.code, ran.out) == (2, "")
     assert "why:" in ran.err
     assert "fix:" in ran.err
+
+
+def test_without_a_check_the_metrics_are_listed_and_that_is_no_evidence(source: Path) -> None:
+    ran = check(source)
+    assert ran.code == 2, "to have looked is not to have judged"
+    assert [line.split() for line in ran.out.splitlines()[3:]] == [
+        ['data["loss"]', "10", "1", "to", "10", "0.1"],
+        ['data["reward"]', "10", "1", "to", "10", "1.0"],
+    ]
+    assert "no checks were given" in ran.err
+    offered = ran.err.partition("such as '")[2].partition("'")[0]
+    assert check(source, offered).code == 0, "the expression that is offered can be followed"
+    listed = check(source, "--json")
+    assert (listed.code, list(json.loads(listed.out)["metrics"])) == (2, ["loss", "reward"])
+    (empty := source.parent / "none.txt").write_text("# nothing\n")
+    assert check(source, "--checks-file", str(empty)).code == 2
+    assert check(source.parent / "no such").code == 3
 
 
 def test_exit_3_for_a_missing_empty_or_unreadable_source(source: Path) -> None:

@@ -47,10 +47,14 @@ def one_thread() -> Any:
 # -- a process that never saw the run ---------------------------------------------------------
 
 
-def test_a_fresh_process_goes_on_bit_for_bit_between_two_passes(one_thread: None, tmp_path: Path) -> None:
-    whole = Session(make_learner()).train(6)
-    folder = Session(make_learner()).train(3).save(tmp_path / "a run" / "step_3")
-    done = program("checkpoint_kit.py", "go-on", str(folder), "3", "llama", "0.1")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_fresh_process_goes_on_bit_for_bit_between_two_passes(
+    dtype: str, one_thread: None, bfloat16_products: None, tmp_path: Path
+) -> None:
+    whole = Session(make_learner(dtype=dtype)).train(6)
+    folder = Session(make_learner(dtype=dtype)).train(3).save(tmp_path / "a run" / "step_3")
+    assert (folder / "training/masters.safetensors").exists() == (dtype == "bfloat16")
+    done = program("checkpoint_kit.py", "go-on", str(folder), "3", "llama", "0.1", dtype)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["metrics"] == whole.metrics[3:]
@@ -68,6 +72,14 @@ def test_changed_checkpoints_are_refused_or_restore_what_was_saved(one_thread: N
     assert {name.partition(":")[0] for name in report["fates"]} == kinds, "some kind of damage was never tried"
     refused = sum(number for name, number in report["fates"].items() if name.endswith(": refused"))
     assert refused > 250
+
+
+def test_changed_checkpoints_with_masters_are_refused_or_restore_what_was_saved(
+    one_thread: None, bfloat16_products: None, tmp_path: Path
+) -> None:
+    report = judge(100, seed=1, scratch=tmp_path, dtype="bfloat16")
+    assert report["bad"] == []
+    assert sum(number for name, number in report["fates"].items() if name.endswith(": refused")) > 80
 
 
 @pytest.mark.parametrize(

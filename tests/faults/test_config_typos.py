@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import figures
 import pytest
 from command import surefoot
 
@@ -124,11 +125,9 @@ def test_every_one_character_typo_is_refused_and_nearly_all_get_the_right_key(
 ) -> None:
     cases, accepted, unhelpful = survey(tmp_path, *PLACES)
     share = 1 - len(unhelpful) / cases
-    record_property(
-        "figure",
-        f"{cases} one-character typos of all {len(all_keys())} keys in TOML, YAML and on the command line: "
-        f"{cases - len(accepted)} refused; right key suggested for {100 * share:.1f} %",
-    )
+    detail = f"all {len(all_keys())} keys, in TOML, YAML and typed; right key suggested for {100 * share:.1f} %"
+    what, seeds = "one-character typo of a key: refused", range(SEED, SEED + 1)
+    figures.note(record_property, "P18", what, cases, detail, bad=len(accepted), seeds=seeds)
     assert cases > 0.95 * len(PLACES) * len(EDITS) * len(all_keys()), "few typos of one key are another key"
     assert accepted == [], f"seed {SEED}"
     assert share >= PROMISED_SHARE, f"seed {SEED}: {unhelpful}"
@@ -142,6 +141,7 @@ def test_planted_bug_without_suggestions_the_survey_is_red(monkeypatch: pytest.M
 
 
 # -- through the real command ---------------------------------------------------------------------------
+REFUSED_S = 2.0
 COMMANDS = {
     "a lost letter in TOML": (in_toml, "max_step", "max_steps"),
     "a doubled letter in YAML": (in_yaml, "temmperature", "temperature"),
@@ -158,8 +158,9 @@ def test_the_command_refuses_a_typo_with_2_and_starts_nothing(
     place, text, meant = COMMANDS[name]
     path, words = place(text, tmp_path)
     started = time.monotonic()
-    ran = surefoot("train", *([path.name] if path else []), *words, cwd=tmp_path)
-    record_property("figure", f"typo refused by the command in {time.monotonic() - started:.2f} s")
+    ran = surefoot("train", *([path.name] if path else []), *words, cwd=tmp_path, fresh=True)
+    took, what = time.monotonic() - started, "typo of a key: refused by the command, from its start to its end"
+    figures.note(record_property, "P18", what, 1, seconds=[took], limit_s=REFUSED_S)
     assert ran.code == 2, ran.err
     assert suggests(ran.err, meant), ran.err
     assert not ran.run.exists()
@@ -178,6 +179,8 @@ CONTRADICTIONS = [
     (["beta=0.1", "reference_sync_steps=1"], ["beta = 0.1", "reference_sync_steps = 1"]),
     (["beta=0", "reference_sync_steps=5"], ["reference_sync_steps = 5", "beta = 0"]),
     (["loss_type=cispo", "epsilon_high=5.0", "importance_sampling_level=sequence"], ["loss_type = cispo", "importance_sampling_level = sequence"]),
+    (["loss_type=gspo", "importance_sampling_level=token"], ["loss_type = gspo", "importance_sampling_level = token"]),
+    (["loss_type=gspo", "importance_sampling_correction=true"], ["loss_type = gspo", "importance_sampling_mode = token_truncate"]),
     (["loss_type=cispo"], ["loss_type = cispo", "epsilon_high = None"]),
     (["loss_type=cispo", "epsilon_high=0.3"], ["loss_type = cispo", "epsilon_high = 0.3"]),
     (["loss_type=cispo", "epsilon_high=5.0", "delta=9.0"], ["loss_type = cispo", "delta = 9.0"]),

@@ -115,14 +115,14 @@ def test_nothing_is_left_of_a_driver_that_is_killed_at_a_random_instant(
     bench: Bench, seed: int, record_property: Record
 ) -> None:
     kill_at_random(bench, seed)
-    note(record_property, "P10", LEFT, 1)
+    note(record_property, "P10", LEFT, 1, seeds=range(seed, seed + 1))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5, 105))
 def test_nothing_is_left_of_a_hundred_drivers(bench: Bench, seed: int, record_property: Record) -> None:
     kill_at_random(bench, seed)
-    note(record_property, "P10", LEFT, 1)
+    note(record_property, "P10", LEFT, 1, seeds=range(seed, seed + 1))
 
 
 def marked(mark: str) -> set[int]:

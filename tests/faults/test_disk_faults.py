@@ -27,7 +27,7 @@ SAVES = Case("saves", {"save_steps": 0, "save_minutes": 1e-9, "eval_steps": 0, "
 THIRD = 3
 """The save that is broken: two good checkpoints lie before it, so it also prunes and forgets."""
 KINDS = ("kill", "ENOSPC", "EIO")
-PARTS = 6
+PARTS = 20
 """Of every so many (call, kind) pairs one is tried each day; all of them at night."""
 CALLS = "write,pwrite64,fsync,rename,mkdir,openat,unlink,unlinkat,rmdir,ftruncate"
 STEP = 16 * 1024
@@ -92,7 +92,7 @@ def test_a_save_has_as_many_places_to_break_as_it_should(calls: list[str]) -> No
 def test_a_fault_at_calls_of_a_save_leaves_a_good_checkpoint_and_a_run_that_goes_on(
     bench: Bench, calls: list[str], part: int, record_property: Callable[[str, object], None]
 ) -> None:
-    """Every sixth pair of call and fault, beginning elsewhere for each kind of fault; in two parts, for two cores."""
+    """Few pairs of call and fault, each kind of fault at other calls; in two parts, for two cores."""
     pairs = [pair for number, pair in enumerate(every_pair(calls)) if number % (PARTS + 1) == 0][part::2]
     break_at(bench, calls, pairs)
     note(record_property, "kill, ENOSPC, EIO at calls of one save", len(pairs), f"{len(calls)} calls in a save")

@@ -6,6 +6,8 @@ passes the others.
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +23,9 @@ from kill_runs import Bench, Case, Killed
 from surefoot.store.failpoints import NAMES
 
 BUSY = Case("busy", {"save_steps": 0, "save_minutes": 1e-9, "eval_steps": 1, "max_steps": 3})
-PIECES = ("small_pieces",)
+LONGER = "to be made longer"
+"""A file beside a run that is resumed with max_steps=3."""
+PIECES = (("small_pieces",), ("one_by_one",))
 TORN = b"half a record, which a crash left"
 DISK = tuple(
     n for n in NAMES if n.split(".")[0] in ("durable", "folder", "journal", "batches", "checkpoint", "retention")
@@ -31,23 +35,26 @@ TYPED = (74, 3)
 
 
 class Scene:
-    """Somewhere to be killed: a fresh run, or the resume of one whose journal is torn."""
+    """Somewhere to be killed: a fresh run, the resume of one whose journal is torn, or one that is made longer."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.killed = self._killed()
-        self.counts = {"train": Counter(self._pass("train")), "resume": Counter(self._pass("resume"))}
+        self.killed, self.shorter = self._killed(), self._shorter()
+        self.counts = {kind: Counter(self._pass(kind)) for kind in ("train", "resume", "longer")}
 
     def place(self, kind: str) -> Path:
         """A folder in which `go_on` is a fresh run, or such a resume."""
-        return self.killed.fresh() if kind == "resume" else self.bench.folder(BUSY)
+        if kind == "train":
+            return self.bench.folder(BUSY)
+        return self.killed.fresh() if kind == "resume" else self.shorter.fresh()
 
     def go_on(self, folder: Path, failpoints: str, **more: Any) -> Ended:
-        return self.bench.go_on(folder, failpoints=failpoints, before=[PIECES], **more).end()
+        words = ["max_steps=3"] if (folder / LONGER).exists() else []
+        return self.bench.go_on(folder, *words, failpoints=failpoints, before=PIECES, **more).end()
 
     def hits(self, name: str) -> tuple[str, int]:
         """In which scene a failpoint is passed, and how often."""
-        kind = "train" if self.counts["train"][name] else "resume"
+        kind = next((kind for kind, counter in self.counts.items() if counter[name]), "train")
         return kind, self.counts[kind][name]
 
     def places(self, name: str) -> list[tuple[str, int]]:
@@ -63,10 +70,21 @@ class Scene:
             file.write(TORN)
         return killed
 
+    def _shorter(self) -> Killed:
+        """A run that is over after two steps, to be made longer."""
+        folder = self.bench.folder(dataclasses.replace(BUSY, name="shorter", keys=BUSY.keys | {"max_steps": 2}))
+        ended = self.bench.train(folder)
+        assert ended.code == 0, ended.said
+        (folder / LONGER).touch()
+        copy = folder.with_name(f"{folder.name} copy")
+        shutil.copytree(folder, copy, symlinks=True)
+        return Killed(folder, copy)
+
     def _pass(self, kind: str) -> list[str]:
         folder = self.place(kind)
         trace = folder / "trace"
-        ended = self.bench.go_on(folder, before=[PIECES, ("trace", trace)]).end()
+        words = ["max_steps=3"] if kind == "longer" else []
+        ended = self.bench.go_on(folder, *words, before=[*PIECES, ("trace", trace)]).end()
         names = kill_plants.passed(trace)
         self.bench.check(BUSY, folder, ended)
         return names
@@ -82,16 +100,17 @@ def note(record_property: Callable[[str, object], None], what: str, n: int, figu
 
 
 def test_forty_failpoints_and_more_and_every_one_is_passed_by_a_real_run(scene: Scene) -> None:
-    passed = scene.counts["train"].keys() | scene.counts["resume"].keys()
+    passed = set().union(*scene.counts.values())
     assert sorted(NAMES.keys() - passed) == [], "never reached: a crash there is not tested"
     assert len(passed) >= 40
 
 
+@pytest.mark.turns(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_at_this_failpoint_the_run_goes_on_bit_for_bit(
     scene: Scene, name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """Every day at one hit: the first for every other name, the last for the rest. All of both at night."""
+    """At one hit: the first for every other name, the last for the rest. All of both at night."""
     kind, hits = scene.hits(name)
     kill(scene, name, kind, 1 if list(NAMES).index(name) % 2 else hits)
     note(record_property, "kill -9 at a failpoint, then resumed: bit-equal", 1)
@@ -116,16 +135,27 @@ def kill(scene: Scene, name: str, kind: str, hit: int) -> None:
     scene.bench.check(BUSY, folder, scene.go_on(folder, ""))
 
 
+def went_on(names: list[str], name: str, hit: int) -> bool:
+    """Whether a step or an evaluation began after this hit: a run that is asked in its last lines may finish them."""
+    [*_, at] = [place for place, one in enumerate(names) if one == name][:hit]
+    return any(one in ("loop.before_collect", "loop.before_learn", "loop.before_evaluate") for one in names[at + 1 :])
+
+
 def ask_to_stop(scene: Scene, name: str, hit: int) -> int:
     folder = scene.place("train")
-    ended = scene.bench.train(folder, before=[PIECES, ("signal_at", name, hit, int(signal.SIGTERM))])
-    assert ended.code in (75, 0), f"SIGTERM at {name}, hit {hit}: exit {ended.code}\n{ended.said}"
+    trace = folder / "trace"
+    asked = ("signal_at", name, hit, int(signal.SIGTERM))
+    ended = scene.bench.train(folder, before=[*PIECES, asked, ("trace", trace)])
+    over = ended.code == 0 and not went_on(kill_plants.passed(trace), name, hit)
+    assert ended.code == 75 or over, f"SIGTERM at {name}, hit {hit}: exit {ended.code}\n{ended.said}"
+    trace.unlink()
     assert ended.code == 0 or "--resume" in ended.said or name.startswith("lock."), ended.said
     assert scene.bench.warm.orphans() == []
     scene.bench.check(BUSY, folder, scene.go_on(folder, ""))
     return ended.code
 
 
+@pytest.mark.turns(5)
 @pytest.mark.parametrize("name", [name for name in NAMES if name.split(".")[0] in ("loop", "session", "learner")])
 def test_asked_to_stop_at_this_failpoint_the_run_goes_on_bit_for_bit(
     scene: Scene, name: str, record_property: Callable[[str, object], None]
@@ -147,9 +177,8 @@ def test_asked_to_stop_at_the_first_or_last_hit_of_any_failpoint_the_run_goes_on
     note(record_property, "SIGTERM at a failpoint, then resumed: bit-equal", len(places), figure="P11")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.nightly] if i % 2 else []) for i, name in enumerate(DISK)]
-)
+@pytest.mark.turns(12)
+@pytest.mark.parametrize("name", DISK)
 def test_a_full_disk_at_this_failpoint_ends_with_74_and_the_run_goes_on_bit_for_bit(
     scene: Scene, name: str, record_property: Callable[[str, object], None]
 ) -> None:

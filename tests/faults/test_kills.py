@@ -8,8 +8,10 @@ dies at that very place.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +19,11 @@ from pathlib import Path
 import figures
 import kill_plants
 import pytest
-from kill_runs import CASES, PLAIN, Bench, Case, differences, facts
+from kill_runs import ALONE, CASES, PLAIN, SETS, Bench, Case, differences, facts
 
 LEVELS = 5
-EVERY_DAY, NIGHTLY = 20, 200
-BLOCK = 10
+EVERY_DAY, NIGHTLY = 10, 200
+BLOCK = 5
 """Kills per test, so that two workers share them and a failure does not hide the rest."""
 REPLAY = os.environ.get("KILL_SEED", "")
 
@@ -66,24 +68,25 @@ def kills(bench: Bench, first: int, wanted: int) -> Counter[str]:
     ends, seed = Counter[str](), first
     while ends["killed"] < wanted:
         ends += trial(bench, seed)
+        ends["trials"] += 1
         seed += 1
     return ends
 
 
-def note(record_property: Callable[[str, object], None], ends: Counter[str]) -> None:
+def note(record_property: Callable[[str, object], None], ends: Counter[str], first: int) -> None:
     for figure, what, n in (
         ("P1", "kill -9 at random instants, then resumed: bit-equal", ends["killed"]),
         ("P1", "of these, during a resume", ends["killed during a resume"]),
         ("P10", "kill -9 of the driver: nothing lives 5 s later", ends["killed"]),
     ):
-        figures.note(record_property, figure, what, n)
+        figures.note(record_property, figure, what, n, seeds=range(first, first + max(1, ends["trials"])))
 
 
 @pytest.mark.parametrize("first", [int(REPLAY)] if REPLAY else range(0, EVERY_DAY * 10, BLOCK * 10))
 def test_a_run_killed_at_random_instants_ends_as_if_nothing_had_happened(
     bench: Bench, first: int, record_property: Callable[[str, object], None]
 ) -> None:
-    note(record_property, kills(bench, first, 1 if REPLAY else BLOCK))
+    note(record_property, kills(bench, first, 1 if REPLAY else BLOCK), first)
 
 
 @pytest.mark.nightly
@@ -91,7 +94,7 @@ def test_a_run_killed_at_random_instants_ends_as_if_nothing_had_happened(
 def test_two_hundred_kills_leave_no_trace(
     bench: Bench, first: int, record_property: Callable[[str, object], None]
 ) -> None:
-    note(record_property, kills(bench, first, BLOCK))
+    note(record_property, kills(bench, first, BLOCK), first)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,18 @@ def test_two_undisturbed_runs_are_equal_and_another_seed_is_another_run(bench: B
     found = differences(bench.whole(case).facts, facts(folder / "run"))
     named = {line.partition(":")[0].partition(".")[0] for line in found}
     assert named >= {"rows", "files", "state", "rollouts", "trained"}
+
+
+@pytest.mark.parametrize(("case", "sets"), [(SETS, {"heldout", "own"}), (ALONE, {"own"})], ids=["two", "one"])
+def test_an_evaluation_that_was_killed_is_kept_once_more_and_equal(bench: Bench, case: Case, sets: set[str]) -> None:
+    """Between an evaluation and its checkpoint: its answers are on the disk, and are written again."""
+    folder = bench.folder(case)
+    killed = bench.train(folder, failpoints="loop.after_evaluate=kill@3")
+    assert killed.code == -signal.SIGKILL, killed.said
+    kept = folder / "run" / "rollouts" / "eval_000004.jsonl"
+    assert {json.loads(line)["set"] for line in kept.read_text().splitlines()} == sets
+    kept.write_text("half a line")  # what a power cut may leave of a file that was not synced
+    bench.check(case, folder, bench.resume(folder))
 
 
 def test_the_fork_server_starts_no_thread_and_its_children_are_real_drivers(bench: Bench) -> None:

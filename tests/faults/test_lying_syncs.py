@@ -68,7 +68,7 @@ def test_100_lying_syncs_are_caught_within_the_sync_and_an_honest_one_never(reco
 
 def test_steps_too_small_to_see_accuse_nobody_and_checksums_still_tell() -> None:
     async def play() -> tuple[list[dict[str, float]], bool, bool]:
-        world = World(learning_rate=1e-9)
+        world = World(learning_rate=1e-8)
         await world.publish()
         found = [await world.sync() for _ in range(HONEST_AND_TINY)]
         told = await caught(world, "one_tensor_old", liar=1, seed=3)

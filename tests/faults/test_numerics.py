@@ -54,7 +54,14 @@ def test_injections_leave_every_weight_finite(world: World, injections: int, rec
     assert len(order) == injections
     assert min(counts.values()) >= injections // len(KINDS)
     assert failures == [], "\n".join(failures[:5])
-    note(record_property, "P12", "numbers that are not finite: none reached a weight", len(order), told)
+    note(
+        record_property,
+        "P12",
+        "numbers that are not finite: none reached a weight",
+        len(order),
+        told,
+        seeds=range(injections),
+    )
 
 
 def test_the_world_moves_and_masking_any_sample_is_another_result(world: World) -> None:

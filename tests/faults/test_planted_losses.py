@@ -34,6 +34,7 @@ def test_without_a_bug_this_resume_is_accepted(bench: Bench, place: Path) -> Non
     bench.check(LOSSY, place, bench.resume(place))
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("bug", "seen"),
     [
@@ -64,6 +65,7 @@ def lose_numbers(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("harm", "check", "seen"),
     [
@@ -95,7 +97,7 @@ def test_planted_batch_that_is_not_journaled_is_seen(bench: Bench) -> None:
 def test_planted_trained_before_the_batch_is_on_the_disk_is_seen(bench: Bench) -> None:
     """Told first, done later: killed in between, the ledger speaks of a step that never was."""
     folder = bench.folder(LOSSY)
-    ended = bench.train(folder, failpoints="batches.before_append=kill@5", before=[("plant", "trained_too_early")])
+    ended = bench.train(folder, failpoints="batches.before_compose=kill@5", before=[("plant", "trained_too_early")])
     assert ended.code == -signal.SIGKILL
     with pytest.raises(AssertionError, match="journal no longer holds step 5"):
         bench.check(LOSSY, folder, bench.resume(folder))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Ran, surefoot
+from command import ROOT, Ran, surefoot
 
 GRADERS = """
 import random
@@ -172,3 +172,75 @@ def test_a_task_that_no_verifier_can_judge_is_refused_with_its_name(tmp_path: Pa
     assert done.code == 4, done
     assert "rubric" in done.err
     assert "known are" in done.err
+
+
+# -- where there are tools, answers are messages --------------------------------------------------
+
+TALKS = """
+def right(completions, answer, **_):
+    return [float(talk[-1]["content"].strip() == gold) for talk, gold in zip(completions, answer)]
+
+def only_after_a_call(completions, answer, **_):
+    called = [any(message["role"] == "tool" for message in talk) for talk in completions]
+    return [float(talk[-1]["content"] == gold and busy) for talk, gold, busy in zip(completions, answer, called)]
+
+def tried(completions, answer, **_):
+    called = [any(message["role"] == "tool" for message in talk) for talk in completions]
+    solved = [talk[-1]["content"] == gold for talk, gold in zip(completions, answer)]
+    return [float(max(right, 0.5 * busy)) for right, busy in zip(solved, called)]
+
+def double(number: int) -> int:
+    "Twice a number."
+    return 2 * number
+
+class World:
+    def reset(self, **row):
+        return None
+
+    def press(self) -> str:
+        "Press the button."
+        return "pressed"
+
+    def get_reward(self) -> float:
+        return 1.0
+"""
+
+
+def probe_tools(folder: Path, *words: str) -> dict[str, Any]:
+    (folder / "t.py").write_text(TALKS)
+    done = surefoot("probe-reward", *words, "num_tasks=60", "--json", cwd=folder)
+    assert done.code in (0, 1), done
+    kind = json.loads(done.out)["kinds"][0]
+    assert (kind["verdict"] == "PASS") is (done.code == 0)
+    return dict(kind)
+
+
+def test_the_shipped_tool_configs_are_probed_and_pass(tmp_path: Path) -> None:
+    called = probe_tools(tmp_path, str(ROOT / "configs/tools_mcp.toml"))
+    assert (called["verdict"], called["pay"]["right"], called["pay"]["busy"]) == ("PASS", 1.0, -0.1)
+    facts = probe_tools(tmp_path, str(ROOT / "configs/tools_components.toml"), "component_weights={}")
+    earned = [facts["pay"][name] for name in ("right", "wrong", "busy", "empty")]
+    assert facts["verdict"] == "PASS"
+    assert earned == pytest.approx([1.0, 0.05, 0.05, 0.0]), "wrong answers, with a call or without, and nothing"
+    said = surefoot("probe-reward", str(ROOT / "configs/tools_components.toml"), "num_tasks=60", cwd=tmp_path)
+    line = "a right answer (the answer alone) earns 1, a wrong one 0.05, an empty one 0, a wrong one after calls 0.05"
+    assert line in said.out
+
+
+def test_rewards_that_read_messages_are_asked_with_messages(tmp_path: Path) -> None:
+    tools = 'tools.functions=["t.py:double"]'
+    plain = probe_tools(tmp_path, tools, 'reward_funcs=["t.py:right"]')
+    assert (plain["verdict"], plain["pay"]["calls"]) == ("PASS", False)
+    after = probe_tools(tmp_path, tools, 'reward_funcs=["t.py:only_after_a_call"]')
+    assert (after["verdict"], after["pay"]["calls"], after["pay"]["right"]) == ("PASS", True, 1.0)
+    tried = probe_tools(tmp_path, tools, 'reward_funcs=["t.py:tried"]')
+    assert (tried["pay"]["wrong"], tried["pay"]["busy"], tried["pay"]["refused"]) == (0.0, 0.5, [])
+
+
+def test_what_a_world_says_of_itself_cannot_be_probed(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(TALKS)
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"prompt": f"Press {n}"}) + "\n" for n in range(8)))
+    words = [word for word in ALONE if not word.startswith("eval_metric")]
+    done = surefoot("probe-reward", *words, "tools.environment=t.py:World", cwd=tmp_path)
+    assert done.code == 4, done
+    assert "the rollouts' own world does" in done.err

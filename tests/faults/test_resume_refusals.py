@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from kill_kit import MODEL, Ended
-from kill_runs import PLAIN, Bench, Killed, facts
+from kill_runs import PLAIN, SETS, Bench, Killed, facts
 
 from surefoot.store.journal import Journal
 from surefoot.store.manifest import MANIFEST, Entry, manifest_text, read_manifest
@@ -100,10 +100,10 @@ def test_another_model_under_the_same_name_is_refused(bench: Bench, place: Path,
 
 
 def test_other_settings_with_resume_are_refused(bench: Bench, place: Path) -> None:
-    for words in (["max_steps=9"], ["run.toml"], ["--dry-run"], ["--max-steps", "9"]):
+    for words in (["tasks_per_step=9"], ["run.toml"], ["--dry-run"], ["--tasks-per-step", "9"]):
         ended = resume(bench, place, *words)
         assert ended.code == 2, ended.said
-        assert "--resume takes no config and no overrides" in ended.said
+        assert "--resume takes max_steps=N and nothing else" in ended.said
         assert words[-1] in ended.said
 
 
@@ -269,3 +269,12 @@ def test_a_stop_before_the_first_step_can_be_resumed(bench: Bench) -> None:
     assert bench.train(folder, failpoints="session.config_written=kill").code == -signal.SIGKILL
     assert sorted(os.listdir(folder / "run" / "journal")) == []
     bench.check(PLAIN, folder, resume(bench, folder))
+
+
+def test_an_evaluation_set_that_changed_is_refused_by_name(bench: Bench) -> None:
+    folder = bench.killed(SETS, "loop.before_log=kill@3").folder
+    rows = (folder / "own.jsonl").read_text().splitlines()
+    (folder / "own.jsonl").write_text("\n".join([rows[0].replace('"1"', '"2"'), *rows[1:]]) + "\n")
+    refused(bench, folder, 3, "eval_sets.own changed since the run began")
+    (folder / "own.jsonl").write_text("\n".join(rows) + "\n")
+    bench.check(SETS, folder, resume(bench, folder))

@@ -32,7 +32,7 @@ def f(completions, crime, **_):
     if crime[0] == "shouts":
         for _ in range(50):
             print("x" * 1_000_000)
-    return [1.0 + len(text) for text in completions]
+    return [1.0 + len(text) + index for index, text in enumerate(completions)]
 
 def by_chance(completions, **_):
     return [random.random() for _ in completions]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import figures
 import pytest
 from reward_kinds import FINE, KINDS, REFUSED, Case, WatchedPool
 from reward_kit import nothing_is_left  # noqa: F401 - the fixture works by being here
@@ -22,6 +23,9 @@ from surefoot.envs.rewards.reward_pool import RewardPool
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for leaked processes in /proc")
 PROMISE_S = 1.0
 """A call is over at most so long after its deadline."""
+
+
+OVERRUN = "bad-reward call: over so long after its deadline (the longest)"
 
 
 def problems_of(seeds: range | list[int], note: Callable[[str, object], None]) -> list[str]:
@@ -35,11 +39,10 @@ def problems_of(seeds: range | list[int], note: Callable[[str, object], None]) -
             f"a call of seeds {seeds} was over {late:.2f} s after its deadline; {PROMISE_S:g} s is the promise"
         )
     bad = sum(FINE not in case.kind.outcome for case in cases)
-    note(
-        "figure",
-        f"{len(cases)} bad-reward calls over {len({case.kind.name for case in cases})} kinds ({bad} without a verdict): "
-        f"{len(found)} wrong outcomes; largest overrun {max(late, 0.0):.2f} s",
-    )
+    detail = f"{len({case.kind.name for case in cases})} kinds; {bad} without a verdict"
+    told = {"bad": len(found), "seeds": range(min(seeds), max(seeds) + 1)}
+    figures.note(note, "P13", "bad-reward call: the right outcome, nobody else harmed", len(cases), detail, **told)
+    figures.note(note, "P13", OVERRUN, len(cases), seconds=[max(late, 0.0)], limit_s=PROMISE_S)
     return found
 
 

@@ -26,7 +26,7 @@ def test_no_seed_loses_an_item_or_trains_one_twice(record_property: Record) -> N
     wanted = ["power loss", "process killed", "disk full", "disk eio", "lost message", "partition", "worker died",
               "result late", "result duplicate", "result done", "step redone", "rewind", "stopped by the disk"]  # fmt: skip
     assert [name for name in wanted if not seen[name]] == [], "the world was too kind"
-    note(record_property, "P3", SIMULATED, SEEDS)
+    note(record_property, "P3", SIMULATED, SEEDS, seeds=range(SEEDS))
 
 
 @pytest.mark.nightly
@@ -34,7 +34,7 @@ def test_no_seed_loses_an_item_or_trains_one_twice(record_property: Record) -> N
 def test_ten_thousand_seeds(part: int, record_property: Record) -> None:
     for seed in range(2500 * part, 2500 * (part + 1)):
         simulate(seed)
-    note(record_property, "P3", SIMULATED, 2500)
+    note(record_property, "P3", SIMULATED, 2500, seeds=range(2500 * part, 2500 * (part + 1)))
 
 
 def test_a_seed_replays_exactly() -> None:

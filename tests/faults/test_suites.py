@@ -147,7 +147,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 # -- local ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mode", "code", "status"), [("good", 0, "PASS"), ("bad", 1, "FAIL"), ("crash", 1, "ERROR")])
+@pytest.mark.parametrize(("mode", "code", "status"), [("good", 0, "PASS"), ("bad", 1, "FAIL"), ("crash", 70, "ERROR")])
 def test_the_exit_code_is_the_verdict(place: Place, mode: str, code: int, status: str) -> None:
     place.suite(mode)
     ran = place("run", "try")
@@ -276,7 +276,7 @@ def test_docker_runs_the_same_recipe_with_the_same_verdict(place: Place) -> None
 
 def test_docker_passes_the_trainers_failure_on(place: Place) -> None:
     place.suite("crash")
-    assert place("run", "try", "--executor", "docker", CONTAINER="image:1").code == 1
+    assert place("run", "try", "--executor", "docker", CONTAINER="image:1").code == 70
     assert "exit 3" in place.verdict()["reasons"][0]
 
 
@@ -307,7 +307,7 @@ def test_the_second_dry_run_makes_a_snapshot_and_nothing_else(place: Place) -> N
 
 
 @pytest.mark.parametrize(
-    ("mode", "words", "code"), [("good", "METRIC PASS", 0), ("bad", "METRIC FAIL", 1), ("crash", "GENERAL FAIL", 1)]
+    ("mode", "words", "code"), [("good", "METRIC PASS", 0), ("bad", "METRIC FAIL", 1), ("crash", "GENERAL FAIL", 70)]
 )
 def test_a_watched_launch_is_judged(place: Place, mode: str, words: str, code: int) -> None:
     place.suite(mode)
@@ -318,7 +318,7 @@ def test_a_watched_launch_is_judged(place: Place, mode: str, words: str, code: i
 
 def test_jobs_that_vanish_are_a_general_failure(place: Place) -> None:
     ran = place("launch", "try", **CLUSTER, WATCH="1", LOSE_JOBS="1")
-    assert (ran.code, "GENERAL FAIL" in ran.out) == (1, True)
+    assert (ran.code, "GENERAL FAIL" in ran.out) == (3, True)
     assert place.verdict()["status"] == "ERROR"
     assert "left the queue without an exit status" in place.verdict()["reasons"][0]
 

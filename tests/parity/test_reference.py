@@ -30,13 +30,18 @@ CORRECTIONS = ["token_truncate", "token_mask", "sequence_truncate", "sequence_ma
 CASES: list[dict[str, Any]] = [
     *({"loss_type": t, "level": lv} for t, lv in itertools.product(CLIPPED, ["token", "sequence"])),
     *({"loss_type": t, "level": "sequence", "epsilon": 3e-2, "epsilon_high": 4e-2} for t in CLIPPED),
+    {"loss_type": "gspo"},
+    {"loss_type": "gspo", "epsilon": 3e-2, "epsilon_high": 4e-2, "beta": 0.2, "correction": "sequence_mask"},
     {"loss_type": "cispo", "epsilon_high": 1.1},
     {"loss_type": "cispo", "epsilon_high": 5.0, "beta": 0.2},
     *({"beta": 0.3, "kl_estimator": k, "loss_type": t} for k, t in itertools.product(["k1", "k2", "k3"], CLIPPED)),
     *({"beta": 0.3, "kl_estimator": k, "kl_bias_correction": False} for k in ["k1", "k2", "k3"]),
     {"beta": 0.3, "level": "sequence"},
-    {"beta": 0.3, "kl_input_clamp": 0.1},
-    {"beta": 0.3, "kl_output_clamp": 0.02, "kl_estimator": "k1"},
+    {"beta": 0.3, "level": "sequence", "kl_estimator": "k2", "kl_input_clamp": 0.2},
+    *({"beta": 0.3, "kl_input_clamp": 0.1, "kl_estimator": k} for k in ["k1", "k2", "k3"]),
+    *({"beta": 0.3, "kl_output_clamp": 0.02, "kl_estimator": k} for k in ["k1", "k2", "k3"]),
+    {"beta": 0.3, "kl_input_clamp": 0.2, "kl_output_clamp": 0.01},
+    {"beta": 0.3, "kl_input_clamp": 0.2, "kl_output_clamp": 0.01, "kl_bias_correction": False},
     {"epsilon": 0.0},
     {"epsilon": 0.1, "epsilon_high": 0.5},
     {"delta": 1.3, "loss_type": "grpo"},
@@ -116,6 +121,16 @@ def test_loss_and_gradient_equal_the_oracle(case: dict[str, Any]) -> None:
     torch.testing.assert_close(fast.grad[batch.mask], expected[batch.mask], **TOLERANCE)
     assert fast.grad[batch.mask].abs().max() > 1e-4
     assert not fast.grad[~batch.mask].any()
+
+
+def test_gspo_is_one_ratio_per_row_and_the_mean_over_rows() -> None:
+    """In the oracle too: the name is only a name."""
+    made = rows()
+    new = [[torch.tensor(x + 0.1, dtype=torch.float64) for x in row.old] for row in made]
+    one, two = (reference.step_loss(made, new, reference.Options(**o)) for o in (  # type: ignore[arg-type]
+        {"loss_type": "gspo"}, {"loss_type": "grpo", "level": "sequence"}
+    ))  # fmt: skip
+    assert one.item() == two.item() != reference.step_loss(made, new, reference.Options(loss_type="grpo")).item()
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "rank", "none"])

@@ -17,6 +17,8 @@ from torch import Tensor
 from surefoot.maths.advantages import compute_advantages
 from surefoot.maths.logprobs import compute_logprobs
 from surefoot.maths.losses import LossSettings, StepTotals, policy_loss
+from surefoot.policy.learner import GRPOLearner, LearnerSettings
+from surefoot.records import TrainSample
 
 pytest.importorskip("trl", reason="needs the trl extra")
 
@@ -121,7 +123,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"beta": 0.3, "loss_type": "grpo"}, {"loss_type": "grpo"}),
     ({"beta": 0.3, "loss_type": "cispo", "epsilon_high": 1.1}, {"loss_type": "cispo", "epsilon_high": 1.1}),
     ({"beta": 0.3, "kl_bias_correction": False}, {"use_bias_correction_kl": False}),
-    ({"beta": 0.3, "level": "sequence"}, {"importance_sampling_level": "sequence"}),
+    ({"loss_type": "gspo"}, {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
 ]
 
 
@@ -144,6 +146,35 @@ def test_loss_and_gradient_equal_trl(
     require_equal(gradients(model, terms.loss), gradients(trainer.model, their_loss))
 
 
+@pytest.mark.parametrize("kind", ["dapo", "grpo"])
+def test_at_sequence_level_the_kl_weight_differs_on_purpose(tmp_path: Path, kind: str) -> None:
+    """TRL weighs each token's KL by the row's ratio, ours by the token's own: all of the difference, and nothing else."""
+    model, material = tiny_model(), Material()
+    trainer = make_trainer(tmp_path, copy.deepcopy(model), loss_type=kind, importance_sampling_level="sequence")
+    trainer.beta = 0.3
+    logp = material.ours(model)
+    old, ref = (logp.detach() + 0.2 * noise for noise in material.noise[:2])
+    batch = material.theirs() | {"old_per_token_logps": old, "ref_per_token_logps": ref}
+    their_loss = trainer._compute_loss(trainer.model, batch)
+    how = LossSettings(loss_type=kind, level="sequence", beta=0.3)  # type: ignore[arg-type]
+    terms = policy_loss(
+        logp, old, material.advantages, material.mask, settings=how, totals=TOTALS, ref_logp=ref
+    )  # fmt: skip
+    change, counts = (logp - old) * material.mask, material.mask.sum(1, keepdim=True)
+    of_row = torch.exp(change.sum(1, keepdim=True) / counts)
+    k3 = torch.exp(ref - logp) - (ref - logp) - 1
+    moved = 0.3 * k3 * (torch.exp(change) - of_row) * material.mask
+    known = moved.sum() / TOTALS.tokens if kind == "dapo" else (moved.sum(1, keepdim=True) / counts).mean()
+    assert terms.loss.item() == pytest.approx(their_loss.item() + known.item(), abs=1e-5)
+    theirs, extra = gradients(trainer.model, their_loss), gradients(model, known)
+    model.zero_grad()
+    ours = gradients(model, policy_loss(
+        material.ours(model), old, material.advantages, material.mask, settings=how, totals=TOTALS, ref_logp=ref
+    ).loss)  # fmt: skip
+    require_equal(ours, {name: theirs[name] + extra[name] for name in theirs})
+    assert max((ours[name] - theirs[name]).abs().max().item() for name in ours) > 1e-3, "there is a difference"
+
+
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
 def test_the_correction_enters_where_trl_lets_it_enter(tmp_path: Path, mode: str) -> None:
     """On the policy term, before the KL penalty is added."""
@@ -162,6 +193,41 @@ def test_the_correction_enters_where_trl_lets_it_enter(tmp_path: Path, mode: str
         settings=LossSettings(correction=mode, correction_clip=clip, beta=0.2),  # type: ignore[arg-type]
     )  # fmt: skip
     require_equal(gradients(model, terms.loss), gradients(trainer.model, their_loss))
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_clip_ratios_are_trls_though_rows_without_an_advantage_are_not_scored(tmp_path: Path, level: Any) -> None:
+    """A constant group is in the denominator, as in TRL; the entropy is of scored tokens, and `scored_share` says so."""
+    model, material = tiny_model(), Material()
+    material.advantages[[1, 4]] = 0.0
+    trainer = make_trainer(tmp_path, copy.deepcopy(model), importance_sampling_level=level, epsilon=0.05)
+    logp = material.ours(model).detach()
+    old = logp + 0.2 * material.noise[0]
+    trainer._compute_loss(trainer.model, material.theirs() | {"old_per_token_logps": old})
+    theirs = {name: values[-1] for name, values in trainer._metrics["train"].items() if values}
+
+    settings = LearnerSettings(
+        loss=LossSettings(level=level, epsilon=0.05), learning_rate=0.0, max_steps=9, max_completion_length=LIMIT,
+        temperature=1.0, pad_token_id=0, microbatch_size=2,
+    )  # fmt: skip
+    learner, samples = GRPOLearner(model.eval(), settings), []
+    for i, (ids, (p, c)) in enumerate(zip(material.rows, SHAPES, strict=True)):
+        samples.append(TrainSample(
+            item_id="w2", trainer_version=0, group="g", index=i, prompt_ids=tuple(ids[:p]), completion_ids=tuple(ids[p:]),
+            sampled=(True,) * c, logprobs=tuple(old[i, :c].tolist()), reward=0.0,
+            advantage=float(material.advantages[i]),
+        ))  # fmt: skip
+        learner._old["g", i] = old[i, :c]
+    ours = learner.learn(samples, iteration=1).metrics
+    for name in ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"):
+        assert ours[name] == pytest.approx(theirs[name], abs=1e-6), name
+    assert ours["clip_ratio/region_mean"] > 0
+    scored = [i for i in range(len(SHAPES)) if material.advantages[i] != 0]
+    assert ours["scored_share"] == pytest.approx(sum(SHAPES[i][1] for i in scored) / TOTALS.tokens)
+    assert ours["scored_share"] < 0.9
+    assert abs(ours["entropy"] - theirs["entropy"]) > 1e-3, "known, and named: these rows alone were scored"
+    moving = learner.learn([samples[i] for i in scored], iteration=1).metrics
+    assert moving["clip_ratio/region_mean"] > 1.2 * ours["clip_ratio/region_mean"], "what leaving them out would report"
 
 
 def halves(trainer: Any, material: Material) -> dict[str, Tensor]:

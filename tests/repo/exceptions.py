@@ -13,9 +13,6 @@ FUNCTION_LINES = {
 BANNED_CALLS = {
     "src/surefoot/envs/rewards/marks.py::except": "a stranger's __float__ failed, and that is the finding: not a number",
     "src/surefoot/envs/rewards/reward_worker.py::except": "a stranger's __repr__ failed while a message about it was written",
-    "src/surefoot/envs/rewards/reward_worker.py::multiprocessing.reduction.ForkingPickler.loads": (
-        "the bytes come from our own driver over a socket pair that only the two processes hold"
-    ),
     "src/surefoot/envs/sources/foreign_host.py::exec_module": "the user's own environment file, in a process of its own",
     "src/surefoot/envs/grading.py::exec_module": "the user's own reward file, named by the config on the command line",
     "src/surefoot/harness/affected/child/sitecustomize.py::exec_module": "the sitecustomize that Python would have run",

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from repo_tree import ROOT, python_files, run_python
 
-COMMANDS = ("train eval config version check dump baseline trend assets bisect suite test cover demo ledger").split()
+from surefoot.cli.overview import HEADINGS, OTHERS
+
+COMMANDS = tuple(name for lines in HEADINGS.values() for name in lines)
 
 
 def syntax_errors(*folders: Path) -> list[str]:
@@ -39,7 +41,44 @@ def test_planted_syntax_error_is_found_with_its_line(tmp_path: Path) -> None:
 def test_help_lists_every_command() -> None:
     result = run_python("-m", "surefoot", "--help")
     assert result.returncode == 0, result.stderr
-    assert [name for name in COMMANDS if name not in result.stdout] == []
+    assert [name for name in COMMANDS if f"\n  {name} " not in result.stdout] == []
+    assert [f"\n{heading}:\n" for heading in HEADINGS if f"\n{heading}:\n" not in result.stdout] == []
+    assert OTHERS not in result.stdout, "a command has no heading in cli/overview.py"
+    assert cut_lines(result.stdout) == []
+
+
+def cut_lines(shown: str) -> list[str]:
+    """Lines of a list of commands that are wider than a terminal, end in dots, or go on in a second line."""
+    *_, options = shown.partition("Options:")
+    lists = options.partition("\n\n")[2].splitlines()
+    return [line for line in lists if len(line) > 80 or line.rstrip().endswith("...") or line.startswith("   ")]
+
+
+def test_planted_long_line_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from surefoot.cli import app
+
+    monkeypatch.setitem(HEADINGS["Train"], "train", "Train a model by CONFIG, and without one, the built-in run: " * 2)
+    shown = CliRunner().invoke(app, ["--help"], terminal_width=80).stdout
+    assert len(cut_lines(shown)) == 1, "it is wrapped, and told"
+    monkeypatch.delitem(HEADINGS["Train"], "train")
+    assert f"\n{OTHERS}:\n  train" in CliRunner().invoke(app, ["--help"]).stdout
+
+
+@pytest.mark.parametrize("group", ["suite", "baseline", "assets", "cover", "demo"])
+def test_no_list_of_commands_is_cut(group: str) -> None:
+    from typer.testing import CliRunner
+
+    from surefoot.cli import app
+
+    shown = CliRunner().invoke(app, [group, "--help"], terminal_width=80).stdout
+    assert "Commands:" in shown
+    assert "..." not in shown.partition("Commands:")[2]
+
+
+def test_the_version_is_an_option_too() -> None:
+    assert run_python("-m", "surefoot", "--version").stdout == run_python("-m", "surefoot", "version").stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)

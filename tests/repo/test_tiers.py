@@ -77,6 +77,42 @@ def test_the_network_is_out_of_reach_and_loopback_is_not(inner: Path) -> None:
     assert "2 passed" in result.stdout, result.stdout
 
 
+FAMILY = (
+    "import pytest\n@pytest.mark.turns(4)\n@pytest.mark.parametrize('n', range(10))\ndef test_x(n): pass\n"
+    "def test_always(): pass\n"
+)
+
+
+def collected(inner: Path, *words: str, turn: int) -> set[str]:
+    """Names of the tests that this day would run."""
+    (inner / "pytest.ini").unlink(missing_ok=True)
+    flags = ("-o", f"cache_dir={inner}/cache", "-c", str(ROOT / "pyproject.toml"), "--collect-only", "-q", *words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SUREFOOT_TEST_TURN", str(turn))
+        result = run_python("-m", "pytest", *flags, "test_it.py", cwd=inner)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return {line.partition("::")[2] for line in result.stdout.splitlines() if "::" in line}
+
+
+def test_a_family_takes_turns_and_nobody_is_left_out(inner: Path) -> None:
+    """In as many days as it is cut into, every test of it was run once; at night all of them are."""
+    (inner / "test_it.py").write_text(FAMILY, encoding="utf-8")
+    days = [collected(inner, "-m", "not nightly", turn=turn) for turn in range(4)]
+    assert all("test_always" in day for day in days)
+    assert sorted(name for day in days for name in day - {"test_always"}) == [f"test_x[{n}]" for n in range(10)]
+    assert collected(inner, turn=0) == {"test_always", *(f"test_x[{n}]" for n in range(10))}
+
+
+def test_a_test_that_is_named_after_a_set_is_refused(inner: Path) -> None:
+    """Its name would differ from worker to worker, and none of them would begin."""
+    (inner / "test_it.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('s', [{'a', 'b'}], ids=str)\ndef test_x(s): pass\n", encoding="utf-8"
+    )
+    result = run_python("-m", "pytest", "-p", "no:cacheprovider", "test_it.py", cwd=inner)
+    assert result.returncode == 4, result.stdout
+    assert "is named after a set" in result.stdout + result.stderr
+
+
 @pytest.mark.parametrize(
     ("code", "outcome"),
     [

@@ -8,9 +8,32 @@ and the exit code is the command's own. The bugs:
     flip_advantages_after_checks  advantages change sign between the invariants and the loss
     shuffle_rewards             rewards are dealt out anew over all rollouts of a step, so no check can see it
     forget_the_guard            nobody tells the guard of an evaluation
+    strange_sampler             one sibling of each group comes with sampler log-probabilities 40 nats too low
+    longer_prompts              packing says that every prompt has one token more than it has
+    short_batches               from the second batch on, each is one task short, and nobody complains
+    forget_answers_of_a_set     the file of an evaluation's answers lacks those of its last set
+    border_without_sets         what must never be trained on is the held-out share alone
+    never_steps                 the optimiser never steps
+    forget_changed_entries      ... and the verdict is not told how many parameter entries changed
+    forget_equal_rewards        the verdict is not told that the rewards of every group were equal
+    forget_the_probe            a run is started without asking its reward anything
     skip_publish                from the second version on, loading reports success and the engine keeps its weights
+    pool_holds_heldout          a held-out task is among the tasks that the run may train on
+    plan_deals_heldout          the first task that the plan deals out is a held-out one
+    pure_bfloat16               with dtype = "bfloat16" the optimiser steps the rounded weights themselves
+    rounded_start               the masters begin as the rounded weights instead of the model file's own
+    learn_twice                 every step is applied to the weights twice
+    own_rate                    something else than the schedule sets the optimiser's rate
+    speak_in_circles            no bug: what begins with an odd digit is read as a text that goes round in circles
+    forget_loops                ... and nobody looks for loops
+    forget_datasets             nobody asks the data sets of a mixture one by one
+    no_weights                  whoever wants to load weights is told so, loudly
+    any_template_will_do        nobody asks whether the chat template shows the tools
+    any_device_will_do          a device that is not there is taken for the processor
+    any_name_will_do            tool names that no server lists are not noticed
 
-A bug is planted after the reward workers are forked: planting needs torch, and forking comes before it.
+A bug is planted after the reward workers are forked: planting needs torch, and forking comes before it. Those in EARLY
+need none and are planted at once: what they break is over by then.
 """
 
 from __future__ import annotations
@@ -70,12 +93,17 @@ def shuffle_rewards() -> None:
     real = SingleTurnEnvironment.grade
     dice = random.Random(0)
 
-    def grade(self: SingleTurnEnvironment, tasks: Sequence[Any], rollouts: Sequence[Any]) -> list[Any]:
+    def grade(
+        self: SingleTurnEnvironment, tasks: Sequence[Any], rollouts: Sequence[Any], each: Any = None
+    ) -> list[Any]:
         grades = real(self, tasks, rollouts)
-        if not rollouts or not rollouts[0].group.startswith("train/"):
-            return grades
-        drawn = dice.sample(grades, len(grades))
-        return [replace(d, correct=g.correct) for d, g in zip(drawn, grades, strict=True)]
+        if rollouts and rollouts[0].group.startswith("train/"):
+            drawn = dice.sample(grades, len(grades))
+            grades = [replace(d, correct=g.correct) for d, g in zip(drawn, grades, strict=True)]
+        for group in sorted({rollout.group for rollout in rollouts}) if each else ():
+            places = [place for place, rollout in enumerate(rollouts) if rollout.group == group]
+            each(places, [grades[place] for place in places])
+        return grades
 
     SingleTurnEnvironment.grade = grade  # type: ignore[method-assign]
 
@@ -94,6 +122,80 @@ def skip_publish() -> None:
     EmbeddedEngine.load_weights = load_weights  # type: ignore[method-assign]
 
 
+def pure_bfloat16() -> None:
+    """No masters, whatever the weights are kept in."""
+    from surefoot.policy import learner
+
+    learner.make_masters = lambda net, given=None: None  # type: ignore[attr-defined]
+
+
+def rounded_start() -> None:
+    """The masters that were loaded are not handed on."""
+    from surefoot.policy import learner
+
+    real = learner.make_masters  # type: ignore[attr-defined]
+    learner.make_masters = lambda net, given=None: real(net)  # type: ignore[attr-defined]
+
+
+def learn_twice() -> None:
+    """What a retry does that does not ask whether the first try was applied."""
+    from surefoot.policy.learner import GRPOLearner
+
+    real = GRPOLearner.learn
+
+    def twice(self: GRPOLearner, samples: Any, *, iteration: int = 0) -> Any:
+        real(self, samples, iteration=iteration)
+        return real(self, samples, iteration=iteration + 1)
+
+    GRPOLearner.learn = twice  # type: ignore[method-assign]
+
+
+def own_rate() -> None:
+    """A scheduler of torch's own, beside ours."""
+    from surefoot.policy import learner
+
+    real = learner.make_optimiser  # type: ignore[attr-defined]
+
+    def halve(optimiser: Any, args: Any, kwargs: Any) -> None:
+        for group in optimiser.param_groups:
+            group["lr"] /= 2
+
+    def make(*args: Any, **keys: Any) -> Any:
+        optimiser = real(*args, **keys)
+        optimiser.register_step_pre_hook(halve)
+        return optimiser
+
+    learner.make_optimiser = make  # type: ignore[attr-defined]
+
+
+def speak_in_circles() -> None:
+    """A model that loops, for a run whose own model is too small to; rewards see the loop as well."""
+    from surefoot.policy.chat import ChatCodec
+
+    real = ChatCodec.decode
+
+    def decode(self: ChatCodec, token_ids: Sequence[int]) -> str:
+        text = real(self, token_ids)
+        return text + " Let me check that again." * 8 if text[:1] in tuple("13579") else text
+
+    ChatCodec.decode = decode  # type: ignore[method-assign]
+
+
+def forget_loops() -> None:
+    """Loops are paid like answers."""
+    from surefoot.envs import single_turn
+
+    speak_in_circles()
+    single_turn.after_repetition = lambda grade, rollout, rules: grade  # type: ignore[attr-defined]
+
+
+def forget_datasets() -> None:
+    """The look at everything is the only look."""
+    from surefoot.runtime import judging
+
+    judging.check_datasets = lambda groups, datasets, allowed, play: []  # type: ignore[attr-defined]
+
+
 def forget_the_guard() -> None:
     """The one call that tells it is gone."""
     from surefoot import loop
@@ -101,24 +203,215 @@ def forget_the_guard() -> None:
     loop.fold = lambda run: {}  # type: ignore[attr-defined]
 
 
+def strange_sampler() -> None:
+    """The importance weight of some rows is e to the power of hundreds."""
+    from surefoot.policy.learner import GRPOLearner
+
+    real = GRPOLearner.learn
+
+    def learn(self: GRPOLearner, samples: Sequence[Any], *, iteration: int = 0) -> Any:
+        odd = [replace(s, logprobs=tuple(p - 40 for p in s.logprobs)) if s.index == 0 else s for s in samples]
+        return real(self, odd, iteration=iteration)
+
+    GRPOLearner.learn = learn  # type: ignore[method-assign]
+
+
+def longer_prompts() -> None:
+    """Every log-probability would be read one position too late."""
+    from surefoot.maths import packing
+    from surefoot.policy import learner
+
+    real = packing.make_batch
+
+    def make_batch(samples: Any, **keys: Any) -> Any:
+        batch, stats = real(samples, **keys)
+        return replace(batch, prompt_lens=batch.prompt_lens + 1), stats
+
+    learner.make_batch = make_batch  # type: ignore[attr-defined]
+
+
+def short_batches() -> None:
+    """A step is taken on fewer tasks than it was planned with."""
+    from surefoot.runtime.books import RunBooks
+
+    real = RunBooks.draw
+
+    def draw(self: RunBooks, step: int, n: int) -> Any:
+        return real(self, step, n if step == 1 else n - 1)
+
+    RunBooks.draw = draw  # type: ignore[method-assign]
+
+
+def pool_holds_heldout() -> None:
+    """What is handed on as training tasks has a held-out task at its end; of a file on the disk, every row of it."""
+    from surefoot.assemble import build
+    from surefoot.data.large.row_lists import AllRows
+    from surefoot.data.large.streaming import StreamingDataset
+
+    real = build.prepare
+
+    def prepare(config: Any, base: Any, inputs: Any, *more: Any) -> Any:
+        train = inputs.train
+        if isinstance(train, StreamingDataset):
+            leaking: Any = StreamingDataset._view(train.table, AllRows(train.table.index.rows))
+        else:
+            leaking = (*train, inputs.heldout[0])
+        return real(config, base, replace(inputs, train=leaking), *more)
+
+    build.prepare = prepare
+
+
+def plan_deals_heldout() -> None:
+    """A plan that knows a held-out task, deals it out first, and has told everybody what it is."""
+    from surefoot.assemble import build
+    from surefoot.runtime.books import RunBooks
+    from surefoot.runtime.stream import Stream
+    from surefoot.store.ledger import Item
+
+    prepared, planned, made = build.prepare, RunBooks.plan_epoch, Stream.__init__
+    known: list[Any] = []
+
+    def prepare(config: Any, base: Any, inputs: Any, *more: Any) -> Any:
+        known.append(inputs.heldout[0])
+        return prepared(config, base, inputs, *more)
+
+    def plan_epoch(self: RunBooks, needed: int, held: Sequence[str] = ()) -> None:
+        self.tasks[known[0].id] = known[0]  # type: ignore[index]
+        self.ledger.plan([Item(known[0].id, 0)])
+        planned(self, needed, held)
+
+    def init(self: Stream, *args: Any, **keys: Any) -> None:
+        made(self, *args, **keys)
+        self._tasks[known[0].id] = (len(self._tasks), known[0])
+
+    build.prepare, RunBooks.plan_epoch = prepare, plan_epoch  # type: ignore[method-assign]
+    Stream.__init__ = init  # type: ignore[method-assign]
+
+
+def forget_answers_of_a_set() -> None:
+    """Everything is measured; what is kept of it has a hole."""
+    from surefoot.assemble import hooks
+
+    real = hooks.answer_rows
+    hooks.answer_rows = lambda results: real(dict(list(results.items())[:-1]))  # type: ignore[assignment]
+
+
+def border_without_sets() -> None:
+    """The one place that lists what must never be trained on forgets the evaluation sets."""
+    from surefoot.assemble import inputs
+
+    inputs.heldout_all = lambda heldout, sets: tuple(heldout)  # type: ignore[attr-defined]
+
+
+def forget_the_probe() -> None:
+    """Nobody asks the reward anything before a run is started."""
+    from surefoot.assemble import session
+
+    session.probe_start = lambda config, inputs: []  # type: ignore[attr-defined]
+
+
+EARLY = frozenset(
+    {"border_without_sets", "evaluate_what_is_there", "forget_the_probe", "no_weights", "any_template_will_do",
+     "any_device_will_do", "any_name_will_do"}
+)  # fmt: skip
+
+
+def no_weights() -> None:
+    """What comes before the weights is seen by who speaks first."""
+    from surefoot.errors import ModelError
+    from surefoot.policy import load
+
+    class Nobody:
+        @staticmethod
+        def from_pretrained(*_: Any, **__: Any) -> Any:
+            raise ModelError("weights were asked for", "planted", "planted")
+
+    load.AutoModelForCausalLM = Nobody  # type: ignore[misc,assignment]
+
+
+def any_template_will_do() -> None:
+    """The template is not asked."""
+    from surefoot.policy.chat import ChatCodec
+
+    ChatCodec._check_marks = lambda self: None  # type: ignore[method-assign]
+
+
+def any_device_will_do() -> None:
+    """Every device is there."""
+    from surefoot.policy import load
+
+    load.resolve_device = lambda name: "cpu"  # type: ignore[assignment]
+
+
+def any_name_will_do() -> None:
+    """What the servers file names is not compared with what the server lists."""
+    from surefoot.envs.servers import mcp_pins
+
+    mcp_pins._refuse_strangers = lambda server, names: None  # type: ignore[assignment]
+
+
+def never_steps() -> None:
+    """The optimiser is made, asked, and does nothing; what it changed is counted all the same."""
+    from surefoot.policy.updates import CountedStep, Updates
+
+    def take(self: CountedStep) -> Updates:
+        return Updates(entries=1, changed=0, published=0, due=0, taken=0)
+
+    CountedStep.take = take  # type: ignore[method-assign]
+
+
+def forget_changed_entries() -> None:
+    """Whoever judges believes that entries changed."""
+    never_steps()
+    _forge_evidence(changed_entries=1)
+
+
+def forget_equal_rewards() -> None:
+    """Whoever judges believes that rewards differed."""
+    _forge_evidence(differing=1)
+
+
+def _forge_evidence(**facts: int) -> None:
+    from surefoot.assemble import ending
+
+    real = ending.evidence
+    ending.evidence = lambda run: replace(real(run), **facts)  # type: ignore[arg-type]
+
+
+def evaluate_what_is_there() -> None:
+    """Nobody asks whether an evaluation has what the run was given in Python."""
+    from surefoot.assemble import evaluate
+
+    evaluate.refuse_unanswerable = lambda *_, **__: None  # type: ignore[assignment]
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
         mask_shift_left, mask_shift_right, flip_advantages_after_checks, shuffle_rewards, skip_publish,
-        forget_the_guard,
+        forget_the_guard, strange_sampler, longer_prompts, short_batches, pool_holds_heldout, plan_deals_heldout,
+        pure_bfloat16, rounded_start, learn_twice, own_rate,
+        forget_answers_of_a_set, border_without_sets,
+        never_steps, forget_changed_entries, forget_equal_rewards, evaluate_what_is_there, forget_the_probe,
+        speak_in_circles, forget_loops, forget_datasets,
+        no_weights, any_template_will_do, any_device_will_do, any_name_will_do,
     )
 }  # fmt: skip
 
 
 def plant_after_fork(plant: Plant) -> None:
-    """Plant when the reward pool of the run has started."""
+    """Plant when the reward pool of the run has started, or at once."""
+    if plant.__name__ in EARLY:
+        plant()
+        return
     from surefoot.envs.rewards.reward_pool import RewardPool
 
     real = RewardPool.start
 
     def start(self: RewardPool) -> RewardPool:
         started = real(self)
-        plant()
+        if self._log_path is not None:  # the run's own, which log: the reward is probed in others before
+            plant()
         return started
 
     RewardPool.start = start  # type: ignore[method-assign]

@@ -172,6 +172,7 @@ def test_available_means_a_handshake_and_a_call_that_succeeds(tmp_path: Path) ->
     table: dict[str, Any] = {name: {"command": "python", "args": [f"{{here}}/{name}.py"]} for name in BROKEN}
     healthy = {"command": "python", "args": [str(SERVERS / "calculator.py")]}
     table["healthy"] = healthy | {"probe": {"tool": "evaluate", "arguments": {"expression": "6*7"}}}
+    table["liar"] = healthy | {"probe": {"tool": "evaluate", "arguments": {"expression": "6*7"}, "expect": "41"}}
     table["polite"] = healthy | {"probe": {"tool": "evaluate", "arguments": {"expression": "6*"}}}
     (folder / "mine.json").write_text(json.dumps({"mcpServers": table}), encoding="utf-8")
     done = subprocess.run(
@@ -180,10 +181,11 @@ def test_available_means_a_handshake_and_a_call_that_succeeds(tmp_path: Path) ->
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     found = re.findall(r"^(PASS|FAIL)  (\w+)", done.stdout, re.MULTILINE)
-    assert found == [*(("FAIL", name) for name in BROKEN), ("PASS", "healthy"), ("FAIL", "polite")]
+    assert found == [*(("FAIL", name) for name in BROKEN), ("PASS", "healthy"), ("FAIL", "liar"), ("FAIL", "polite")]
     for last_words in ("| the harbour is closed", "No module named 'lighthouse_without_lamp'"):
         assert last_words in done.stdout
     assert "ends too early" in done.stdout, "a handshake alone is not enough"
+    assert "with '42', and '41' is expected" in done.stdout, "nor is any answer"
 
 
 @pytest.mark.parametrize(

@@ -25,3 +25,53 @@ def test_bfloat16_runs_within_its_own_parity_bound(tmp_path: Path) -> None:
     assert gaps[0] < 0.2, "the bound at step 1"
     assert max(gaps) < 2.0, "ten times that later: single tokens of a model that moves"
     assert max(gaps) > 1e-4, "bfloat16 was really used"
+
+
+@pytest.mark.gpu
+@pytest.mark.config_key("dtype")
+def test_the_built_in_run_reaches_its_target_in_bfloat16_on_a_gpu(tmp_path: Path) -> None:
+    """All 200 steps, with the target of the built-in config, which is judged because nothing of the run is set."""
+    ran = surefoot("train", "device=cuda", "dtype=bfloat16", cwd=tmp_path, fresh=True)
+    assert ran.code == 0, ran.out[-3000:] + ran.err
+    assert ran.verdict["status"] == "PASS"
+    assert ran.verdict["target"] == ["eval_accuracy", 0.85]
+    assert ran.verdict["executed_steps"] == 200
+    looked = surefoot("eval", "run", cwd=tmp_path, fresh=True)
+    assert looked.code == 0, looked.err
+
+
+@pytest.mark.gpu
+def test_bfloat16_changes_as_many_master_entries_as_float32_on_a_gpu(tmp_path: Path) -> None:
+    words = ["max_steps=4", "learning_rate=1e-6", "device=cuda"]
+    shares: dict[str, list[float]] = {}
+    for dtype in ("bfloat16", "float32"):
+        ran = surefoot("train", *words, f"dtype={dtype}", cwd=tmp_path, run=dtype, fresh=True)
+        assert ran.code == 0, ran.err
+        for name in ("changed", "published"):
+            shares[f"{dtype}/{name}"] = [m[f"updates/{name}_share"] for m in ran.metrics if "reward" in m]
+    assert len(shares["float32/changed"]) == 4
+    assert min(shares["float32/changed"]) > 0.9
+    assert shares["bfloat16/changed"] == pytest.approx(shares["float32/changed"], abs=0.01)
+    assert shares["float32/published"] == shares["float32/changed"]
+    assert all(0 < share < 0.1 for share in shares["bfloat16/published"])
+
+
+@pytest.mark.gpu
+def test_planted_bf16_optimiser_stops_the_run_on_a_gpu(tmp_path: Path) -> None:
+    words = ["max_steps=4", "learning_rate=1e-6", "device=cuda", "dtype=bfloat16"]
+    ran = surefoot("train", *words, cwd=tmp_path, planted="pure_bfloat16", fresh=True)
+    assert ran.code == 78, ran.err
+    assert "raise learning_rate" in ran.err
+
+
+@pytest.mark.gpu
+def test_a_bfloat16_run_on_a_gpu_is_resumed_with_its_masters(tmp_path: Path) -> None:
+    words = ["max_steps=6", "save_steps=3", "device=cuda", "dtype=bfloat16"]
+    killed = surefoot(
+        "train", *words, cwd=tmp_path, env={"SUREFOOT_FAILPOINTS": "learner.after_step=kill@5"}, fresh=True
+    )  # fmt: skip
+    assert killed.code < 0, killed.err
+    assert (tmp_path / "run/checkpoints/step_3/training/masters.safetensors").exists()
+    resumed = surefoot("train", "--resume", "run", cwd=tmp_path, run="", fresh=True)
+    assert resumed.code == 0, resumed.err
+    assert (tmp_path / "run/checkpoints/step_6/training/masters.safetensors").exists()

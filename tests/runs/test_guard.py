@@ -1,4 +1,4 @@
-"""A run that is hurting the model, through the real command: stopped, judged, and its best weights kept.
+"""A run that is hurting the model, through the real command: stopped, judged, and no weights called better.
 
 The reward pays for answers that begin with a 9, whatever the sum. The policy learns it within a few steps, and
 held-out accuracy, which knows the right answers, falls to nothing.
@@ -6,7 +6,9 @@ held-out accuracy, which knows the right answers, falls to nothing.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import Ran, surefoot
@@ -71,26 +73,25 @@ def test_the_curves_and_the_reason_are_on_the_screen(strict: Ran) -> None:
     assert any(line.startswith("guard ") and "strict" in line for line in lines), "the plan said so before"
 
 
-def test_the_stopped_and_the_best_weights_are_there_and_named(strict: Ran) -> None:
+def test_the_stopped_weights_are_there_and_what_is_best_is_named(strict: Ran) -> None:
+    """No step was better than the start, so no checkpoint is the best and none was kept as such."""
     verdict = strict.verdict
-    evaluations = [m for m in strict.metrics if "eval_accuracy" in m]
-    after = [m for m in evaluations if m["step"] > 0]
-    best = max(after, key=lambda m: m["eval_accuracy"])
+    first, *after = [m["eval_accuracy"] for m in strict.metrics if "eval_accuracy" in m]
+    assert max(after) < first
     assert verdict["best"] == {
-        "step": best["step"], "metric": "eval_accuracy", "value": best["eval_accuracy"],
-        "checkpoint": f"checkpoints/step_{best['step']}", "before_training": evaluations[0]["eval_accuracy"],
+        "step": 0, "metric": "eval_accuracy", "value": first, "checkpoint": None, "before_training": first,
     }  # fmt: skip
-    kept = {path.name for path in (strict.run / "checkpoints").iterdir()}
-    assert kept == {f"step_{best['step']}", f"step_{verdict['executed_steps']}"}
-    assert all((strict.run / "checkpoints" / name / "manifest.json").is_file() for name in kept)
-    assert "best  " in strict.out
+    assert [path.name for path in (strict.run / "checkpoints").iterdir()] == [f"step_{verdict['executed_steps']}"]
+    assert (strict.run / "checkpoints" / f"step_{verdict['executed_steps']}" / "manifest.json").is_file()
+    assert "best               the model it began with: eval_accuracy " in strict.out
+    assert "no step was better than the model it began with, pebble" in strict.err
 
 
-def test_the_best_weights_can_be_evaluated_by_that_name(strict: Ran) -> None:
+def test_weights_that_are_worse_than_the_start_cannot_be_evaluated_as_the_best(strict: Ran) -> None:
     again = surefoot("eval", "run", "--checkpoint", "best", cwd=strict.run.parent)
-    assert again.code == 0, again.err
-    reported = dict(line.split() for line in again.out.splitlines() if line.startswith("eval_"))
-    assert float(reported["eval_accuracy"]) == strict.verdict["best"]["value"]
+    assert again.code == 3
+    assert again.err.startswith("StateError: no step of ")
+    assert "fix: use the model it began with" in again.err
 
 
 def test_every_fold_is_in_the_log_and_only_the_last_one_fired(strict: Ran) -> None:
@@ -115,13 +116,19 @@ def test_soft_ends_the_same_run_at_the_same_step_with_1(strict: Ran, tmp_path: P
 @pytest.mark.config_key("guard.mode")
 def test_off_trains_to_the_end_and_was_equal_until_the_stop(strict: Ran, tmp_path: Path) -> None:
     off = surefoot("train", "hack.toml", "guard.mode=off", cwd=project(tmp_path))
-    assert off.code == 0, off.err
+    assert off.code == 1, off.err
     assert off.verdict["executed_steps"] == 14
+    assert off.verdict["reasons"][0].startswith("worse than the model you started with: eval_accuracy ")
     assert off.verdict["guard"] is None
     assert numbers(off)[: len(numbers(strict))] == numbers(strict), "looking on changed what was looked at"
     for step in range(1, strict.verdict["executed_steps"] + 1):
-        name = f"rollouts/step_{step}.jsonl"
-        assert (off.run / name).read_bytes() == (strict.run / name).read_bytes()
+        assert rollouts(off, step) == rollouts(strict, step)
+
+
+def rollouts(ran: Ran, step: int) -> list[dict[str, Any]]:
+    """Every rollout of a step, without what a clock made."""
+    rows = [json.loads(line) for line in (ran.run / f"rollouts/step_{step}.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.endswith("seconds")} for row in rows]
 
 
 def numbers(ran: Ran) -> list[dict[str, float]]:
@@ -130,8 +137,10 @@ def numbers(ran: Ran) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in ran.metrics]
 
 
-def test_planted_missing_call_site_lets_the_run_pass(tmp_path: Path) -> None:
-    """Teeth: without the call the run goes to its end and passes, so the first test above would be red."""
+def test_planted_missing_call_site_lets_the_run_go_to_its_end(tmp_path: Path) -> None:
+    """Teeth: without the call only the verdict tells, after the last step, so the first test above would be red."""
     ran = surefoot("train", "hack.toml", "max_steps=6", cwd=project(tmp_path), planted="forget_the_guard")
-    assert ran.code == 0, ran.err
+    assert ran.code == 1, ran.err
+    assert ran.verdict["executed_steps"] == 6
     assert ran.verdict["guard"]["evaluations"] == 0
+    assert ran.verdict["reasons"][0].startswith("worse than the model you started with")

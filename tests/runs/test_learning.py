@@ -42,6 +42,7 @@ def test_evaluating_the_run_again_gives_the_same_accuracy(learned: Ran) -> None:
     assert float(reported["eval_accuracy"]) == last["eval_accuracy"]
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(
     ("planted", "extra"),
     [

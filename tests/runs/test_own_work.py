@@ -1,4 +1,4 @@
-"""A user's own tasks and rewards, from a file and from Python."""
+"""A user's own tasks and rewards, from a file and from Python; and README's first example, word for word."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from command import python, surefoot
+from command import ROOT, Ran, python, surefoot
+from doc_blocks import run_blocks
+from warm_command import shared
 
 REWARDS = """
 def score(prompts, completions, answer, **columns):
@@ -82,3 +84,38 @@ def test_a_folder_that_holds_a_run_is_refused(project: Path) -> None:
     again = surefoot("train", str(project / "my.toml"), cwd=project)
     assert again.code == 3
     assert (project / "run/metrics.jsonl").read_bytes() == before
+
+
+# -- what README shows first --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def readme(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which every block of README was executed, in order; tests/repo/test_docs.py leaves that page to us."""
+    folder = tmp_path_factory.mktemp("a reader")
+    said = run_blocks("README.md", (ROOT / "README.md").read_text(encoding="utf-8"), folder, shared())
+    assert said == "", said
+    return folder
+
+
+@pytest.mark.slow  # two short trainings that really learn
+def test_the_first_example_learns_and_passes_for_that_reason(readme: Path) -> None:
+    verdict = Ran(0, "", "", readme / "first").verdict
+    assert verdict["status"] == "PASS"
+    (said,) = [reason for reason in verdict["reasons"] if reason.startswith("better than the model you started with: ")]
+    heldout = verdict["evidence"]["heldout"]
+    assert heldout["after"] - heldout["before"] > heldout["noise"]
+    assert heldout["tasks"] >= 60
+    assert f"noise ±{heldout['noise']:.2g} at {heldout['tasks']} tasks" in said
+    again = surefoot("eval", "first", "--checkpoint", "best", cwd=readme)
+    assert again.code == 0, again.err
+    reported = dict(line.split() for line in again.out.splitlines() if line.startswith("eval_"))
+    assert float(reported["eval_accuracy"]) == verdict["best"]["value"] > verdict["best"]["before_training"]
+
+
+@pytest.mark.slow
+def test_the_example_in_python_learns_and_passes_too(readme: Path) -> None:
+    (run,) = (readme / "runs").iterdir()
+    verdict = Ran(0, "", "", run).verdict
+    assert verdict["status"] == "PASS"
+    assert any(reason.startswith("better than the model you started with: ") for reason in verdict["reasons"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import surefoot
-from surefoot.errors import StateError, StoppedError
+from surefoot.errors import ConfigError, StateError, StoppedError
 from surefoot.tracking.view import PlainView
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(3, 9) for b in range(3, 9)]
@@ -42,3 +43,39 @@ def test_a_run_of_rows_and_closures_goes_on_where_it_was_stopped(tmp_path: Path)
     assert (resumed.verdict, resumed.exit_code) == (whole.verdict, whole.exit_code)
     name = "checkpoints/step_3/model.safetensors"
     assert (cut / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+class Picture:
+    """What a row from Python may hold, and no message can carry."""
+
+    def __init__(self, gold: str) -> None:
+        self.gold = gold
+
+    def __repr__(self) -> str:
+        return f"Picture({self.gold!r})"
+
+    def __reduce__(self) -> Any:
+        raise AssertionError("it was pickled")
+
+    def __deepcopy__(self, memo: Any) -> Picture:
+        return Picture(self.gold)
+
+
+def test_rows_with_objects_of_their_own_are_graded_and_a_run_of_them_is_made_longer(tmp_path: Path) -> None:
+    """Objects reach the reward workers by fork; three steps that become five are the run of five."""
+    rows = [row | {"picture": Picture(row["answer"]), "day": dt.date(2026, 1, 1)} for row in ROWS]
+
+    def score(completions: list[str], picture: list[Picture], day: list[dt.date], **_: Any) -> list[float]:
+        pairs = zip(completions, picture, day, strict=True)
+        return [len(set(text) & set(one.gold)) / 2 - 0.1 * len(text) * when.day for text, one, when in pairs]
+
+    keys = KEYS | {"eval_steps": 1}
+    surefoot.train(tasks=rows, reward_funcs=[score], output_dir=str(tmp_path / "whole"), **keys | {"max_steps": 5})
+    short = surefoot.train(tasks=rows, reward_funcs=[score], output_dir=str(tmp_path / "short"), **keys)
+    again = surefoot.resume(tmp_path / "short", tasks=rows, reward_funcs=[score])
+    assert (again.verdict, again.exit_code, again.metrics) == (short.verdict, short.exit_code, short.metrics)
+    with pytest.raises(ConfigError, match="max_steps = 2, and 3 steps of"):
+        surefoot.resume(tmp_path / "short", tasks=rows, reward_funcs=[score], max_steps=2)
+    surefoot.resume(tmp_path / "short", tasks=rows, reward_funcs=[score], max_steps=5)
+    name = "checkpoints/step_5/model.safetensors"
+    assert (tmp_path / "short" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

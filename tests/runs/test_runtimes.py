@@ -28,6 +28,8 @@ MARKS = {
     ],
 }
 EVERYWHERE = [pytest.param(name, id=name, marks=MARKS[name]) for name in RUNTIMES]
+RAY_AT_NIGHT = pytest.param("ray", id="ray", marks=[pytest.mark.ray, pytest.mark.nightly])
+"""By day these claims are tried on Ray with vLLM (`make test-vllm`)."""
 CLOCKED = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share", "async/wait_s")
 TINY = ["tasks_per_step=4", "eval_tasks=20", "max_completion_length=8"]
 
@@ -84,7 +86,7 @@ def test_every_task_is_accounted_for(learned: tuple[str, Ran]) -> None:
     assert account["planned"] == account["pending"] + account["trained"], "nothing is left in anybody's hands"
 
 
-@pytest.mark.parametrize("where", [EVERYWHERE[1], EVERYWHERE[2]])
+@pytest.mark.parametrize("where", [RAY_AT_NIGHT, EVERYWHERE[2]])
 def test_nothing_is_learned_there_at_learning_rate_0(where: str, tmp_path: Path) -> None:
     words = [word for word in SHORT if not word.startswith(("max_steps", "eval_steps", "eval_tasks"))]
     words += ["max_steps=6", "eval_steps=6", "eval_tasks=100", "learning_rate=0", *RUNTIMES[where]]
@@ -93,7 +95,7 @@ def test_nothing_is_learned_there_at_learning_rate_0(where: str, tmp_path: Path)
     assert ran.verdict["status"] == "FAIL"
 
 
-@pytest.mark.parametrize("where", EVERYWHERE)
+@pytest.mark.parametrize("where", [EVERYWHERE[0], RAY_AT_NIGHT, EVERYWHERE[2]])
 def test_what_the_journal_holds_is_repeated_bit_for_bit(where: str, tmp_path: Path) -> None:
     """Killed in step 4 without a checkpoint: steps 1 to 3 are learned from the journaled groups once more."""
     words = ["max_steps=5", "eval_on_start=false", *TINY, *RUNTIMES[where]]
@@ -107,7 +109,7 @@ def test_what_the_journal_holds_is_repeated_bit_for_bit(where: str, tmp_path: Pa
     assert ledger(killed)["trained"] == 20
 
 
-@pytest.mark.parametrize("where", EVERYWHERE)
+@pytest.mark.parametrize("where", [EVERYWHERE[0], RAY_AT_NIGHT, EVERYWHERE[2]])
 @pytest.mark.config_key("max_staleness")
 def test_sampling_ahead_learns_too_and_nothing_is_older_than_allowed(where: str, tmp_path: Path) -> None:
     # Older samples teach less: with the same steps it gets less far than the synchronous run, and further than nothing.

@@ -83,7 +83,7 @@ def test_the_report_shows_whole_rollouts(learned: Ran) -> None:
         "calculator__evaluate (ok)",
         "tokens read, masked",
         "tokens, trained",
-        "rollout ended by answered",
+        "<span>answered</span>",
         "Tool calls",
     ):
         assert shown in page, shown
@@ -175,6 +175,7 @@ def test_over_http_it_is_the_same_run_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.turns(3, 2)
 def test_on_ray_it_is_the_same_run_bit_for_bit(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the ray extra")
     local = surefoot("train", CONFIG, *TINY, cwd=tmp_path, run="local")

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import failures_table
+
 SILENT = Path(__file__).parent
 DOCUMENT = (SILENT.parents[1] / "docs" / "failures.md").read_text(encoding="utf-8")
-MODES = 5
+MODES = 6
 
 
 def rows(document: str, header: str) -> list[list[str]]:
@@ -31,11 +33,11 @@ def names_in(name: str) -> set[str]:
 
 def complaints(document: str) -> list[str]:
     found = []
-    listed = rows(document, "| NN | failure | test | planted bug |")
+    listed = rows(document, failures_table.HEADER)
     titles = re.findall(r"^## (\d+)\. (.+)$", document, flags=re.MULTILINE)
     if [(number, title) for number, title, *_ in listed] != titles:
         found.append("the table and the headings differ")
-    for number, _, file, planted in listed:
+    for number, _, file, planted, _ in listed:
         if not file.startswith(f"test_{number}_") or planted not in names_in(file) or "planted" not in planted:
             found.append(f"{number}: {file} holds no planted bug {planted}")
     modes = rows(document, "| mode | test | mutation |")
@@ -47,7 +49,7 @@ def complaints(document: str) -> list[str]:
             found.append(f"{mode}: no live test {claim}")
         if planted not in names_in(home) or "planted" not in planted:
             found.append(f"{mode}: no mutation {mutation}")
-    return found
+    return found + failures_table.complaints(document)
 
 
 def test_every_row_names_a_test_and_a_planted_bug_that_exist() -> None:
@@ -60,8 +62,15 @@ def test_planted_holes_in_the_tables_are_seen() -> None:
         "the table and the headings differ": DOCUMENT.replace("\n## 07. ", "\n## 07. Not "),
         "holds no planted bug": DOCUMENT.replace("| `test_03_", "| `test_04_"),
         "no live test": DOCUMENT.replace(f"`{second[1]}`", "`tests/silent/test_09_shifted_positions.py::test_gone`"),
+        "no planted bug insists on it": DOCUMENT.replace(
+            "InvariantError (`check_advantages`)", "StateError (`open`)", 1
+        ),
+        "the page says 'warning'": DOCUMENT.replace(f"| {failures_table.TESTS_ONLY} |", "| warning |", 1),
+        "the counts above the table": DOCUMENT.replace(
+            " are noticed by our tests only", "0 are noticed by our tests only"
+        ),
         "no mutation": DOCUMENT.replace(f"`{second[2]}`", f"`{second[1]}`"),
-        "4 named modes": DOCUMENT.replace(
+        "5 named modes": DOCUMENT.replace(
             next(line for line in DOCUMENT.splitlines() if line.startswith("| 5. ")) + "\n", ""
         ),
     }

@@ -3,46 +3,99 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from silent_kit import TASKS
+import torch
+from silent_kit import make_learner, sampled, tiny_net
 
-from surefoot import records
-from surefoot.errors import EngineError
-from surefoot.records import EngineOutput, Group, group_from_outputs
+from surefoot.engines import embedded, vllm_core
+from surefoot.engines.sampling import Drawn
+from surefoot.engines.vllm_rows import Drawn as Piece
+from surefoot.errors import NumericsError
+from surefoot.protocols import Completion, Request
+from surefoot.runtime.answers import Listener
 
 RANKED = [{5: -0.1, 9: -2.5, 4: -3.0}, {9: -0.3, 2: -1.4}]
-OUTPUT = EngineOutput((9, 2), "9 2", RANKED, "stop")  # both sampled tokens are second choices
+"""Both sampled tokens, 9 and 2, are second choices."""
 
 
-def check(build: Callable[[EngineOutput], Group]) -> None:
-    (rollout,) = build(OUTPUT).rollouts
-    assert rollout.turns[0].logprobs == (-2.5, -1.4)
+def said(maps: list[dict[int, float]] | None, tokens: tuple[int, ...] = (9, 2)) -> Any:
+    """One step's output of vLLM for one request, in vLLM's own form."""
+    rows = None if maps is None else [{t: SimpleNamespace(logprob=p) for t, p in row.items()} for row in maps]
+    piece = SimpleNamespace(token_ids=list(tokens), logprobs=rows, finish_reason="stop")
+    return SimpleNamespace(request_id="a", outputs=[piece], finished=True)
 
 
-def ours(output: EngineOutput) -> Group:
-    return group_from_outputs(TASKS[0], "0", (1, 5), [output], version=3)
+def check(pick: Callable[[Any], Piece]) -> None:
+    assert pick(said(RANKED)).logprobs == (-2.5, -1.4)
+
+
+def first_entry(output: Any) -> Piece:
+    """The planted bug, where vLLM's answers are read."""
+    piece = output.outputs[0]
+    found = tuple(float(next(iter(row.values())).logprob) for row in piece.logprobs)
+    return Piece(output.request_id, tuple(piece.token_ids), found, "stop")
 
 
 def test_the_value_under_the_sampled_token_is_recorded() -> None:
-    check(ours)
+    check(vllm_core._drawn)
 
 
 def test_asking_for_more_alternatives_changes_nothing() -> None:
-    only = EngineOutput((9, 2), "9 2", [{9: -2.5}, {2: -1.4}], "stop")
-    assert ours(only) == ours(OUTPUT)
+    assert vllm_core._drawn(said([{9: -2.5}, {2: -1.4}])) == vllm_core._drawn(said(RANKED))
 
 
 @pytest.mark.parametrize("maps", [[{5: -0.1}, {2: -1.4}], [{9: -2.5}], None])
-def test_a_hole_is_refused_not_filled(maps: list[dict[int, float]] | None) -> None:
-    with pytest.raises(EngineError, match="task long, output 0"):
-        ours(EngineOutput((9, 2), "9 2", maps, "stop"))
+def test_a_hole_is_left_a_hole(maps: list[dict[int, float]] | None) -> None:
+    """Fewer logprobs than tokens: `vllm_rows` refuses that, see tests/unit/engines/test_vllm_settings.py."""
+    piece = vllm_core._drawn(said(maps))
+    assert len(piece.logprobs) < len(piece.token_ids)
 
 
-def test_planted_first_entry_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def first(task_id: str, index: int, out: EngineOutput) -> tuple[float, ...]:
-        return tuple(next(iter(table.values())) for table in out.logprob_maps or ())
-
-    monkeypatch.setattr(records, "_sampled_logprobs", first)
+def test_planted_first_entry_is_seen() -> None:
     with pytest.raises(AssertionError):
-        check(ours)
+        check(first_entry)
+
+
+def likeliest(draw: Any) -> Any:
+    """The planted bug in an engine of a run: the token is drawn, and the likeliest token's logprob is put beside it."""
+
+    def drawing(logits: Any, temperature: Any, uniforms: Any) -> Drawn:
+        drawn: Drawn = draw(logits, temperature, uniforms)
+        rows = logits if logits.dim() == 2 else logits.expand(len(drawn.tokens), -1)
+        return Drawn(drawn.tokens, torch.log_softmax(rows.float(), -1).amax(-1))
+
+    return drawing
+
+
+def learn() -> float:
+    net = tiny_net()
+    report = make_learner(net).learn(sampled(net))
+    return report.metrics["sampling/sampling_logp_difference/max"]
+
+
+def test_what_the_sampler_says_of_a_token_is_what_the_learner_says() -> None:
+    assert learn() < 1e-4
+
+
+def test_planted_logprob_of_the_likeliest_token_stops_step_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "draw", likeliest(embedded.draw))
+    monkeypatch.setattr(embedded, "draw_siblings", likeliest(embedded.draw_siblings))
+    with pytest.raises(NumericsError, match="disagree"):
+        learn()
+
+
+def test_planted_record_with_the_logprobs_of_other_tokens_stops_step_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an engine's answer is put on record (`runtime.answers`): the best first, as a ranked map would give them."""
+    hear = Listener.hear
+
+    def ranked(self: Listener, request: Request, completion: Completion) -> Any:
+        best_first = tuple(sorted(completion.logprobs, reverse=True))
+        return hear(self, request, replace(completion, logprobs=best_first))
+
+    monkeypatch.setattr(Listener, "hear", ranked)
+    with pytest.raises(NumericsError, match="disagree"):
+        learn()

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from silent_kit import PAD_ID, PROMPTS, make_sample, tiny_net
+from silent_kit import PAD_ID, PROMPTS, make_learner, make_sample, sampled, tiny_net
 from torch import Tensor
 
+from surefoot.errors import NumericsError
 from surefoot.maths.packing import Batch, make_batch
 from surefoot.policy import forward
 
@@ -82,6 +83,22 @@ def test_planted_owner_of_the_first_prompt_for_all_is_seen(monkeypatch: pytest.M
         check_neighbour(tiny_net())
     with pytest.raises(AssertionError):
         check_alone(tiny_net())
+
+
+def test_planted_owner_of_the_first_prompt_for_all_stops_step_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sampler drew each token alone: a learner that shows a row somebody else's prompt disagrees with it."""
+    real = forward._distinct_prompts
+    monkeypatch.setattr(forward, "SHARING_PAYS", 10.0)  # these prompts are short: share them all the same
+    net = tiny_net()
+    make_learner(net).learn(samples := sampled(net))
+
+    def confused(packed: Batch) -> Any:
+        prompts, owner = real(packed)
+        return prompts, torch.zeros_like(owner)
+
+    monkeypatch.setattr(forward, "_distinct_prompts", confused)
+    with pytest.raises(NumericsError, match="disagree"):
+        make_learner(tiny_net()).learn(samples)
 
 
 def test_planted_missing_padding_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
-from silent_kit import PROMPTS, STOP_ID, make_engine, tiny_net, weights_of
+from silent_kit import PROMPTS, STOP_ID, TASKS, make_engine, make_learner, make_runtime, prepare, tiny_net, weights_of
 
 from surefoot.engines.embedded import EmbeddedEngine
+from surefoot.errors import NumericsError
 from surefoot.protocols import Completion, Request
 
 
@@ -49,3 +51,23 @@ def test_the_same_version_number_does_not_bring_the_cache_back() -> None:
 def test_planted_cache_that_survives_an_update_is_seen() -> None:
     with pytest.raises(AssertionError):
         check(Keeping(make_engine(tiny_net()).decoder.spec, rows=16, max_width=48))
+
+
+def two_steps(engine: EmbeddedEngine) -> float:
+    """A learner and its sampler, with an update between two steps on one prompt; their gap in the second."""
+    net = tiny_net()
+    learner, runtime = make_learner(net), make_runtime(engine, size=12)
+    gap = math.nan
+    for step in (1, 2):
+        runtime.publish(weights_of(learner.net), learner.version)
+        gap = learner.learn(prepare(runtime.collect(TASKS[:1], step))).metrics["sampling/sampling_logp_difference/max"]
+    return gap
+
+
+def test_two_steps_on_one_prompt_agree() -> None:
+    assert two_steps(make_engine(tiny_net())) < 1e-4
+
+
+def test_planted_cache_that_survives_an_update_stops_the_next_step() -> None:
+    with pytest.raises(NumericsError, match="weights that never arrived"):
+        two_steps(Keeping(make_engine(tiny_net()).decoder.spec, rows=16, max_width=48))

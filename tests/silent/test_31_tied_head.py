@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
-from silent_kit import PROMPTS, STOP_ID, tiny_net, weights_of
+from silent_kit import PROMPTS, STOP_ID, TASKS, make_learner, make_runtime, prepare, tiny_net, weights_of
 
 from surefoot.engines.embedded import EmbeddedEngine
+from surefoot.errors import NumericsError
 from surefoot.policy.load import decoder_spec
 from surefoot.protocols import Request
 
@@ -47,3 +49,23 @@ def test_planted_stale_head_is_seen() -> None:
     net = tiny_net()
     with pytest.raises(AssertionError):
         check(StaleHead(decoder_spec(net), rows=16, max_width=48), net)
+
+
+def two_steps(kind: type[EmbeddedEngine]) -> float:
+    """A learner and its sampler, with an update between two steps; their largest gap in the second."""
+    net = tiny_net()
+    learner, runtime = make_learner(net), make_runtime(kind(decoder_spec(net), rows=16, max_width=48))
+    gap = math.nan
+    for step in (1, 2):
+        runtime.publish(weights_of(learner.net), learner.version)
+        gap = learner.learn(prepare(runtime.collect(TASKS, step))).metrics["sampling/sampling_logp_difference/max"]
+    return gap
+
+
+def test_after_an_update_sampler_and_learner_agree() -> None:
+    assert two_steps(EmbeddedEngine) < 1e-4
+
+
+def test_planted_stale_head_stops_the_next_step() -> None:
+    with pytest.raises(NumericsError, match="weights that never arrived"):
+        two_steps(StaleHead)

@@ -11,7 +11,7 @@ import torch
 from silent_kit import make_learner, make_sample, sampled, tiny_net
 
 from surefoot.errors import ConfigError, SurefootError
-from surefoot.guards.verdict import judge_run
+from surefoot.guards.verdict import Evidence, judge_run
 from surefoot.maths.logprobs import score_tokens
 from surefoot.maths.stats import finish, token_sums
 from surefoot.records import Verdict
@@ -19,6 +19,7 @@ from surefoot.tracking.log import MetricsLog
 
 NOTHING = torch.zeros(2, 3, dtype=torch.bool)
 VALUES = torch.full((2, 3), -1.0)
+LEARNED = Evidence(1e-4, groups=6, differing=6, changed_entries=9, metric="eval_accuracy", change=None, measured=True)
 
 
 def check(metrics: dict[str, float]) -> None:
@@ -46,13 +47,14 @@ def test_the_log_refuses_what_is_not_a_number(tmp_path: Path, value: Any) -> Non
 
 @pytest.mark.parametrize("metrics", [{}, {"eval_accuracy": float("nan")}, {"eval_reward": 1.0}])
 def test_a_target_that_was_never_measured_is_never_a_pass(metrics: dict[str, float]) -> None:
-    judged = judge_run(planned=3, executed=3, target=("eval_accuracy", 0.0), metrics=metrics)
+    judged = judge_run(planned=3, executed=3, target=("eval_accuracy", 0.0), metrics=metrics, evidence=LEARNED)
     assert judged.status is Verdict.FAIL
 
 
 def test_a_run_that_did_fewer_steps_than_planned_is_incomplete() -> None:
     good = {"eval_accuracy": 1.0}
-    assert judge_run(planned=3, executed=2, target=("eval_accuracy", 0.5), metrics=good).status is Verdict.INCOMPLETE
+    judged = judge_run(planned=3, executed=2, target=("eval_accuracy", 0.5), metrics=good, evidence=LEARNED)
+    assert judged.status is Verdict.INCOMPLETE
 
 
 def test_a_loss_over_no_tokens_is_refused() -> None:

@@ -165,11 +165,7 @@ def test_the_codes_of_a_command_pass_through() -> None:
 
 
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(tmp_path: Path) -> None:
-    code = (
-        "import sys, surefoot.cli\ntry: surefoot.cli.main()\n"
-        "except SystemExit as end:\n    assert 'torch' not in sys.modules\n    raise"
-    )
-    done = surefoot("train", "--dry-run", "max_steps=10", cwd=tmp_path, code=code)
+    done = surefoot("train", "--dry-run", "max_steps=1", "threads=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for word in (
         "32 tasks x 8 generations = 256 rollouts",
@@ -180,7 +176,10 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(tmp_path: Path) -> 
         "Adam states",
         "activations",
         "KV cache",
-        "tokens/s",
+        "time      about ",
+        "1 steps of ",
+        "checked the config, tasks, rewards, the device (",
+        "not checked: the weights",
         "shown, not judged",
         "nothing was written",
     ):

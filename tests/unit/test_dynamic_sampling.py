@@ -40,7 +40,7 @@ class Players:
     def __init__(self) -> None:
         self.asked: list[tuple[list[str], int]] = []
 
-    def collect(self, tasks: Sequence[Task], step: int, first: int = 0) -> list[Group]:
+    def collect(self, tasks: Sequence[Task], step: int, first: int = 0, **_: Any) -> list[Group]:
         self.asked.append(([task.id for task in tasks], first))
         return [group(task, step, first + i) for i, task in enumerate(tasks)]
 

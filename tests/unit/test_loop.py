@@ -42,7 +42,7 @@ class FakeRuntime:
     def __init__(self, diary: Diary, rewards: Callable[[int, int], float | None], finish: str) -> None:
         self.diary, self.rewards, self.finish, self.version = diary, rewards, finish, -1
 
-    def collect(self, tasks: Sequence[Task], step: int, first: int = 0) -> list[Group]:
+    def collect(self, tasks: Sequence[Task], step: int, first: int = 0, **_: Any) -> list[Group]:
         self.diary.append(("collect", step))
         return [self._group(task, f"train/{step}/{i}", step) for i, task in enumerate(tasks)]
 
@@ -64,7 +64,7 @@ class FakeRuntime:
 
     def evaluate(self, tasks: Sequence[Task], step: int) -> EvalResult:
         self.diary.append(("evaluate", step, self.version))
-        return EvalResult(len(tasks), 0.5, 0.25, 0.1, 3.0, 0.0, 0)
+        return EvalResult(len(tasks), 0.5, 0.25, 0.1, 3.0, 0.0, 0, {})
 
     def close(self) -> None:
         self.diary.append(("close", 0))
@@ -75,7 +75,7 @@ class FakeLearner:
 
     def __init__(self, diary: Diary, refuse: Sequence[int] = (), census: Census | None = MOVED) -> None:
         self.diary, self.refuse, self.census = diary, refuse, census
-        self.version, self.calls, self.checked_tokens = 0, 0, 0
+        self.version, self.calls, self.checked_tokens, self.changed_entries = 0, 0, 0, 0
         self.seen: list[Sequence[TrainSample]] = []
 
     def weights(self) -> dict[str, Any]:
@@ -87,6 +87,7 @@ class FakeLearner:
         self.seen.append(samples)
         applied = self.calls not in self.refuse
         self.version += applied
+        self.changed_entries += 3 * applied
         return StepReport({"loss": 0.5, "grad_norm": 1.0} if applied else {"learning_rate": 0.1}, self.version, applied)
 
 
@@ -309,7 +310,7 @@ def test_a_sampler_that_repeats_itself_stops_the_run() -> None:
     run, diary = make()
     real = run.runtime.collect
 
-    def copies(tasks: Sequence[Task], step: int) -> list[Group]:
+    def copies(tasks: Sequence[Task], step: int, first: int = 0, **_: Any) -> list[Group]:
         return [
             Group(
                 g.task, g.id, tuple(dataclasses.replace(g.rollouts[0], index=i, turns=(long_turn(),)) for i in range(4))
@@ -360,10 +361,16 @@ def session(
     run, _ = make(max_steps=2)
     spoil(run)
     parts = SimpleNamespace(
-        runtime=run.runtime, learner=run.learner, codec=run.codec, train=TASKS, heldout=heldout, ahead=None
+        runtime=run.runtime,
+        learner=run.learner,
+        codec=run.codec,
+        train=TASKS,
+        heldout=heldout,
+        ahead=None,
+        eval_sets=(),
     )
     parts.policy = SimpleNamespace(model=None, tokenizer=None)
-    monkeypatch.setattr(module, "_start", lambda around, resumed: module._make_run(around, parts))
+    monkeypatch.setattr(module, "_start", lambda around, **_: module._make_run(around, parts))
     monkeypatch.setattr(module, "RewardPool", lambda *args, **kwargs: SilentView())
     out = tmp_path / "run"
 
@@ -374,7 +381,7 @@ def session(
         commit_folder(temporary, target, {"step": step})
 
     parts.checkpoints = SimpleNamespace(save=save)
-    sizes = ["tasks_per_step=2", "num_generations=4", "reward_workers=1"]
+    sizes = ["tasks_per_step=2", "num_generations=4", "reward_workers=1", "probe_reward_tasks=0"]
     loaded = load_config(None, [f"output_dir={out}", *sizes, *(words or ["max_steps=2"])])
     with contextlib.suppress(SurefootError, OSError):
         module.train(loaded, view=SilentView())
@@ -438,7 +445,7 @@ def heldout_curve(accuracy: Callable[[int], float]) -> Callable[[Run], None]:
     """Evaluations that say this, whatever the weights."""
 
     def spoil(run: Run) -> None:
-        run.runtime.evaluate = lambda tasks, step: EvalResult(400, 0.5, accuracy(step), 0.1, 3.0, 0.0, 0)  # type: ignore[method-assign]
+        run.runtime.evaluate = lambda tasks, step: EvalResult(400, 0.5, accuracy(step), 0.1, 3.0, 0.0, 0, {})  # type: ignore[method-assign]
         run.runtime.rewards = lambda step, i: float(i % 2) + 0.1 * step  # type: ignore[attr-defined]
 
     return spoil
@@ -480,3 +487,27 @@ def test_a_collapse_whose_weights_could_not_be_saved_is_still_a_fail(
     assert verdict["guard"]["fired"] is True
     assert "No space left" in verdict["reasons"][0]
     assert verdict["reasons"][1] == verdict["guard"]["reason"]
+
+
+# -- one account of steps -----------------------------------------------------------------------
+
+
+def test_refused_steps_are_counted_over_the_whole_run() -> None:
+    run, _ = played(refuse=(2, 4), max_steps=6)
+    assert (run.step, run.learner.version, run.refused_steps) == (6, 4, 2)
+
+
+@pytest.mark.parametrize("extra", [1, -1], ids=["applied twice", "not applied"])
+def test_planted_version_that_leaves_the_step_is_refused(extra: int) -> None:
+    run, _ = make()
+    real = run.learner.learn
+
+    def learn(samples: Sequence[TrainSample], *, iteration: int = 0) -> StepReport:
+        report = real(samples, iteration=iteration)
+        if run.step == 2:
+            run.learner.version += extra  # type: ignore[misc]
+        return report
+
+    run.learner.learn = learn  # type: ignore[method-assign]
+    with pytest.raises(InvariantError, match=f"after step 3 the learner has version {3 + extra}, and 0 steps were"):
+        loop.train(run)

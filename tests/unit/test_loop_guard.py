@@ -12,9 +12,11 @@ import pytest
 from surefoot import loop
 from surefoot.config import Config
 from surefoot.errors import CollapseStopError, RewardError, StateError
+from surefoot.eval_cadence import Answered
+from surefoot.guards.arming import guard_lines
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.guards.noise import proportion_se
-from surefoot.guards.verdict import best_facts, judge_run, way_out
+from surefoot.guards.verdict import Evidence, best_facts, judge_run, way_out
 from surefoot.loop import Hooks, Run
 from surefoot.loop_notes import Between
 from surefoot.policy.census import Census
@@ -23,7 +25,6 @@ from surefoot.records import STOP, Group, Rollout, Task, Turn, Verdict
 from surefoot.runtime.books import LooseBooks
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.metrics import lookup
-from surefoot.tracking.plan import batch_arithmetic, guard_warning, planned_evaluations
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(2)]
 EAGER: dict[str, Any] = {"min_steps": 3, "decline_patience": 2, "ema_alpha": 0.5, "margin_se": 1.0}
@@ -74,7 +75,7 @@ class FakeRun:
     def of(self, kind: str) -> list[Any]:
         return [entry[1:] for entry in self.diary if entry[0] == kind]
 
-    def collect(self, tasks: Sequence[Task], step: int) -> list[Group]:
+    def collect(self, tasks: Sequence[Task], step: int, first: int = 0, **_: Any) -> list[Group]:
         mean = self.reward(step)
         rewards = [None, None] if mean is None else [mean - 0.25, mean + 0.25]
         rollouts = []
@@ -95,7 +96,8 @@ class FakeRun:
         return StepReport(self.metrics, self.version, applied=True)
 
     def evaluate(self, tasks: Sequence[Task], step: int) -> EvalResult:
-        return EvalResult(400, 0.5, self.heldout(step), 0.1, 3.0, 0.0, 0)
+        share = self.heldout(step)
+        return EvalResult(400, 0.5, share, 0.1, 3.0, 0.0, 0, {}, right=None if share is None else round(400 * share))
 
 
 def rising(step: int) -> float:
@@ -253,11 +255,23 @@ def test_the_evaluation_line_carries_the_guards_numbers_and_what_looking_on_cost
 
 
 def test_the_best_weights_are_kept() -> None:
-    heldout = {0: 0.9, 2: 0.3, 4: 0.5, 6: 0.4, 8: 0.5, 10: 0.6, 12: 0.1}
+    heldout = {0: 0.3, 2: 0.2, 4: 0.5, 6: 0.4, 8: 0.5, 10: 0.6, 12: 0.1}
     fake = FakeRun(rising, lambda step: heldout[step], mode="off")
     loop.train(fake.run)
-    assert fake.of("save") == [(2,), (4,), (10,)], "an equal value does not replace; the start is no checkpoint"
-    assert (fake.run.best, fake.run.at_start) == ((10, 0.6), 0.9)
+    assert fake.of("save") == [(4,), (10,)], "an equal value does not replace, nor does one below the start"
+    assert (fake.run.best, fake.run.at_start) == ((10, 0.6), 0.3)
+
+
+@pytest.mark.config_key("save_best")
+def test_no_weights_are_the_best_that_are_no_better_than_what_the_run_began_with() -> None:
+    heldout = {0: 0.6, 2: 0.3, 4: 0.5, 6: 0.4, 8: 0.5, 10: 0.6, 12: 0.1}
+    fake = FakeRun(rising, lambda step: heldout[step], mode="off")
+    loop.train(fake.run)
+    assert fake.of("save") == []
+    assert (fake.run.best, fake.run.at_start) == (None, 0.6)
+    unseen = FakeRun(rising, lambda step: heldout[step], mode="off", eval_on_start=False)
+    loop.train(unseen.run)
+    assert unseen.run.best == (10, 0.6), "nobody knows what it began with"
 
 
 def test_a_best_that_could_not_be_saved_ends_the_run() -> None:
@@ -276,30 +290,23 @@ def test_a_best_that_could_not_be_saved_ends_the_run() -> None:
 # -- said before, and left behind -------------------------------------------------------------------
 
 
+@pytest.mark.config_key("eval_steps")
 @pytest.mark.parametrize(
     "keys",
-    [{}, {"eval_on_start": False}, {"eval_steps": 5}, {"eval_steps": 0}, {"eval_steps": 50}, {"heldout_fraction": 0.0}],
+    [
+        {}, {"eval_on_start": False}, {"eval_steps": 5}, {"eval_steps": 0}, {"eval_steps": 50},
+        {"heldout_fraction": 0.0}, {"eval_steps": "auto"}, {"eval_steps": "auto", "num_iterations": 2},
+        {"eval_steps": "auto", "tasks_per_step": 2, "num_generations": 16}, {"eval_steps": "auto", "max_steps": 13},
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_the_plan_counts_the_evaluations_that_the_loop_makes(keys: dict[str, Any]) -> None:
     fake = FakeRun(rising, rising, mode="off", **({"eval_steps": 0} | keys if "heldout_fraction" in keys else keys))
     fake.run.heldout = () if "heldout_fraction" in keys else TASKS
     loop.train(fake.run)
-    assert planned_evaluations(fake.run.config) == len(fake.of("evaluated"))
-
-
-def test_a_guard_that_can_never_fire_says_so_and_its_remedy_works() -> None:
-    config = Config(model="m", tasks="t", max_steps=100, num_iterations=2)
-    found = guard_warning(config)
-    assert found is not None
-    assert found[0] == "the guard can never fire: 2 evaluations are planned, guard.min_evals = 10"
-    assert "set eval_steps = 4, or" in found[1]
-    mended = config.model_copy(update={"eval_steps": 4})
-    assert list(mended.problems()) == []
-    assert guard_warning(mended) is None
-    short = guard_warning(config.model_copy(update={"max_steps": 6}))
-    assert short is not None
-    assert "lower guard.min_evals" in short[1], "no cadence would help"
+    cadence = fake.run.cadence
+    assert cadence.count == len(fake.of("evaluated"))
+    assert list(cadence.steps()) == [step for step, _ in fake.of("evaluated")]
 
 
 @pytest.mark.parametrize(
@@ -307,36 +314,51 @@ def test_a_guard_that_can_never_fire_says_so_and_its_remedy_works() -> None:
     [
         ({"guard": {"mode": "off"}}, "guard     off"),
         ({"heldout_fraction": 0.0}, "guard     inactive: nothing is held out"),
-        ({}, "guard     strict, but can never fire: 2 evaluations are planned"),
-        ({"eval_steps": 5}, "stops with exit code 79, from evaluation 10 of 21 on"),
+        ({"eval_steps": 0}, "guard     strict, but not armed: 2 evaluations are planned"),
+        ({"eval_steps": 5}, "stops with exit code 79, from evaluation 4 of 21 on"),
+        ({"eval_steps": 5, "guard": {"min_evals": 10}}, "stops with exit code 79, from evaluation 10 of 21 on"),
         ({"eval_steps": 5, "guard": {"mode": "soft"}}, "ends with verdict FAIL"),
     ],
     ids=str,
 )
 def test_the_plan_says_what_the_guard_will_do(keys: dict[str, Any], said: str) -> None:
-    assert said in batch_arithmetic(Config(model="m", tasks="t", **keys))[-1]
+    assert said in guard_lines(Config(model="m", tasks="t", **keys), heldout=Answered(200), metric="eval_accuracy")[0]
 
 
 def test_a_collapse_outweighs_every_other_fact_of_the_verdict() -> None:
-    judged = judge_run(planned=10, executed=10, target=("a", 0.5), metrics={"a": 1.0}, collapse="held-out fell")
+    nothing = Evidence(0.0, groups=0, differing=0, changed_entries=0, metric="a", change=None, measured=False)
+    judged = judge_run(
+        planned=10, executed=10, target=("a", 0.5), metrics={"a": 1.0}, collapse="held-out fell", evidence=nothing
+    )
     assert judged.status is Verdict.FAIL
     assert judged.reasons == ("the guard stopped the run after 10 of 10 steps: held-out fell",)
 
 
 @pytest.mark.parametrize(
-    ("at_start", "kept", "said"),
+    ("best", "at_start", "kept", "said"),
     [
-        (0.2, True, "the best weights are in /r/checkpoints/step_4; "),
-        (None, True, "the best weights are in /r/checkpoints/step_4; "),
-        (0.9, True, "no step was as good as the model it began with, m; "),
-        (0.2, False, "read the rollouts"),
+        ((4, 0.5), 0.2, True, "the best weights are in /r/checkpoints/step_4; "),
+        ((4, 0.5), None, True, "the best weights are in /r/checkpoints/step_4; "),
+        (None, 0.9, True, "no step was better than the model it began with, m; "),
+        ((4, 0.5), 0.2, False, "read the rollouts"),
+        (None, None, False, "read the rollouts"),
     ],
     ids=str,
 )
-def test_the_way_out_names_the_weights_that_are_really_better(at_start: float | None, kept: bool, said: str) -> None:
-    best = best_facts((4, 0.5), "eval_accuracy", at_start=at_start, kept=kept)
-    assert way_out(best, "m", Path("/r")).startswith(said)
+def test_the_way_out_names_the_weights_that_are_really_better(
+    best: tuple[int, float] | None, at_start: float | None, kept: bool, said: str
+) -> None:
+    found = best_facts(best, "eval_accuracy", at_start=at_start, kept=kept)
+    assert way_out(found, "m", Path("/r")).startswith(said)
     assert way_out(None, "m", Path("/r")).startswith("read the rollouts")
+
+
+def test_where_no_step_was_better_the_best_is_step_0_and_no_checkpoint() -> None:
+    found = best_facts(None, "eval_accuracy", at_start=0.9, kept=True)
+    assert found == {
+        "step": 0, "metric": "eval_accuracy", "value": 0.9, "checkpoint": None, "before_training": 0.9,
+    }  # fmt: skip
+    assert best_facts(None, "eval_accuracy", at_start=0.9, kept=True, measured=False) is None, "no step was looked at"
 
 
 @pytest.mark.parametrize(
@@ -362,6 +384,16 @@ def test_the_best_checkpoint_is_the_one_that_the_verdict_names_or_an_error(tmp_p
     folder.verdict.unlink() if verdict is None else folder.verdict.write_text(verdict)
     with pytest.raises(StateError, match="names no best checkpoint"):
         folder.best_checkpoint()
+
+
+def test_a_run_in_which_no_step_was_better_than_the_start_says_which_weights_to_take(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "run", tmp_path)
+    folder.checkpoint(2).mkdir()
+    folder.write_verdict(Verdict.FAIL, [], {"best": best_facts(None, "eval_accuracy", at_start=0.5, kept=False)})
+    with pytest.raises(StateError, match=r"no step of .* was better than the model it began with") as caught:
+        folder.best_checkpoint()
+    assert caught.value.fix.startswith("use the model it began with")
+    assert "step_2" in caught.value.fix
 
 
 # -- planted bugs ---------------------------------------------------------------------------------

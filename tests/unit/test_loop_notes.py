@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from surefoot.config import Config
-from surefoot.loop_notes import step_one_warnings
+from surefoot.guards.noise import proportion_se
+from surefoot.loop_notes import _noise, step_one_warnings
 from surefoot.policy.census import Census
 
 MOVED = Census(total=3, with_gradient=3, moved=3, still=())
@@ -54,3 +55,23 @@ def test_weights_that_did_not_move_are_told_with_the_learning_rate(census: Censu
 def test_a_part_that_did_not_move_is_named() -> None:
     ((what, _),) = notes(census=Census(3, 2, 2, ("lm_head.weight",)))
     assert "1 of 3 parameter tensors did not move, first lm_head.weight" in what
+
+
+RIGHT_OR_WRONG = {"eval_accuracy": 0.25, "eval_right": 15.0, "eval_n": 60.0, "eval_accuracy_stderr": 0.056}
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "error"),
+    [
+        (RIGHT_OR_WRONG, proportion_se(0.25, 60)),
+        (RIGHT_OR_WRONG | {"eval_pass@1": 0.25, "eval_pass@4": 0.5, "eval_accuracy_stderr": 0.11}, 0.11),
+        ({"eval_accuracy": 0.25, "eval_n": 60.0, "eval_accuracy_stderr": 0.004}, 0.004),
+        ({"eval_accuracy": 0.25, "eval_n": 60.0, "eval_accuracy_stderr": 0.0}, None),
+        ({"eval_accuracy": 0.25, "eval_n": 1.0}, None),
+    ],
+    ids=["right or wrong", "several answers", "partial credit", "all the same", "one answer"],
+)
+def test_the_guard_is_told_the_noise_that_this_metric_has(evaluation: dict[str, float], error: float | None) -> None:
+    """A share of 60 coins is neither a mean of 60 marks nor one of 15 tasks with four answers each."""
+    assert _noise(evaluation, "eval_accuracy", 0.25) == error
+    assert _noise(evaluation | {"eval_reward": 0.25}, "eval_reward", 0.25) is None

@@ -14,6 +14,7 @@ from surefoot.config import Config
 from surefoot.loop import Hooks, Run
 from surefoot.protocols import Assignment, EvalResult, StepReport
 from surefoot.records import Group, Rollout, Task, Turn
+from surefoot.runtime.deliveries import Deliveries
 
 TASK = Task(id="t", prompt="?")
 
@@ -33,9 +34,9 @@ class Runtime:
 
     def evaluate(self, tasks: Any, step: int) -> EvalResult:
         self.diary.append(("evaluate", step, self.version))
-        return EvalResult(1, 0.5, 0.5, 0.1, 2.0, 0.0, 0)
+        return EvalResult(1, 0.5, 0.5, 0.1, 2.0, 0.0, 0, {})
 
-    def collect(self, tasks: Any, step: int) -> list[Group]:
+    def collect(self, tasks: Any, step: int, first: int = 0, **_: Any) -> list[Group]:
         return [group(step)]
 
     def close(self) -> None: ...
@@ -52,6 +53,9 @@ class Books:
         return Assignment(step, (TASK,), (group(step),) if self.with_groups else None)
 
     def slow(self) -> None: ...
+
+    def delivering(self, assignment: Any) -> Any:
+        return Deliveries(lambda groups: None)
 
     def keep(self, assignment: Any, groups: Any) -> None: ...
 

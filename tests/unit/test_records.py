@@ -36,6 +36,18 @@ def test_records_are_frozen_and_survive_pickling(record: Any) -> None:
         setattr(record, dataclasses.fields(record)[0].name, "other")
 
 
+def test_clocks_are_kept_and_no_two_rollouts_are_told_apart_by_them() -> None:
+    timed = dataclasses.replace(ROLLOUT, seconds=1.5, grading_seconds={"f": 0.25})
+    assert timed == ROLLOUT
+    assert timed.graded(0.0, {}, None, {"f": 2.0}).seconds == 1.5
+
+
+def test_completion_ids_hold_everything_behind_the_first_prompt() -> None:
+    later = Turn((1, 5, 9, 2, 7, 7), (4, 2), (-0.1, -0.2), version=3)
+    assert ROLLOUT.completion_ids == (9, 2)
+    assert dataclasses.replace(ROLLOUT, turns=(TURN, later)).completion_ids == (9, 2, 7, 7, 4, 2)
+
+
 def test_records_come_without_torch() -> None:
     code = "import sys, surefoot.records, surefoot.protocols; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -53,6 +65,13 @@ def test_records_come_without_torch() -> None:
         (lambda: Turn((1,), (), (), 0), "1 prompt and 0 completion"),
         (lambda: Turn((1,), (9,), (-0.1,), -1), "version is -1"),
         (lambda: Rollout("a", "g", 0, ()), "no turns and no failure"),
+        (lambda: Rollout("a", "g", 0, "abc"), "turns is a str"),
+        (lambda: Rollout("a", "g", 0, ({"a": 1},)), "turns is a tuple of dict"),
+        (lambda: Rollout("a", "g", 0, (TURN, None)), "turns is a tuple of NoneType, Turn"),
+        (lambda: Rollout("a", "g", 0, [TURN]), "turns is a list"),
+        (lambda: Rollout("a", "g", 0, None, failure="down"), "turns is a NoneType"),
+        (lambda: Rollout("a", "g", 0, (TURN,), seconds=-1.0), "seconds"),
+        (lambda: Rollout("a", "g", 0, (TURN,), grading_seconds={"f": math.nan}), "seconds"),
         (lambda: Rollout("a", "g", 0, (TURN,), reward=math.nan), "reward nan"),
         (lambda: Rollout("a", "g", 0, (TURN,), reward=-math.inf), "reward -inf"),
         (lambda: Group(TASK, "g", ()), "is empty"),

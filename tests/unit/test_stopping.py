@@ -442,3 +442,78 @@ def test_a_hundred_stops_at_random_instants_all_end_with_75_and_a_whole_state(tm
 def test_planted_a_phase_that_is_taken_for_abandonable_leaves_half_a_state(tmp_path: Path, phase: str) -> None:
     """Teeth: half-learned weights are saved, or half a save is left, at some of the same instants."""
     assert random_stops(tmp_path, planted=phase, trials=40)
+
+
+# -- before a run, after it, and the end of its process -------------------------------------------
+COMMAND_PROGRAM = """
+import signal, sys, threading, time
+from surefoot.stopping import COMMAND, StopSignals, StopRequested
+COMMAND.listen()
+if "early" in sys.argv:
+    print("up", flush=True)
+    time.sleep(60)
+try:
+    with StopSignals(limit_s=2.0, grace_s=0.01) as stop:
+        with stop.phase("collecting", abandonable=True):
+            if "asked" in sys.argv:
+                signal.raise_signal(signal.SIGTERM)
+                time.sleep(60)
+except StopRequested:
+    code = 75
+else:
+    code = 0
+if "thread" in sys.argv:
+    threading.Thread(target=time.sleep, args=(60,)).start()  # the interpreter would wait for it
+if "late" in sys.argv:
+    signal.raise_signal(signal.SIGTERM)
+sys.exit(code)
+"""
+
+
+def command(*words: str, program: str = COMMAND_PROGRAM, patience_s: float = LONG_S) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        capture_output=True,
+        text=True,
+        timeout=patience_s,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_command_that_is_asked_before_its_run_begins_ends_at_once_with_75() -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-c", COMMAND_PROGRAM, "early"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "up\n"
+        running.send_signal(signal.SIGTERM)
+        _, err = running.communicate(timeout=LONG_S)
+    finally:
+        running.kill()
+    assert running.returncode == 75
+    assert "stopped by SIGTERM before the run began" in err
+
+
+def test_a_request_after_the_run_is_over_changes_nothing() -> None:
+    assert command("late") == (0, "")
+
+
+def test_a_process_that_does_not_end_after_a_stopped_run_is_ended() -> None:
+    code, err = command("asked", "thread", patience_s=50)  # the thread alone would take sixty
+    assert code == 75
+    assert "its process did not end by itself" in err
+
+
+def test_planted_a_last_resort_that_leaves_with_the_run_does_not_end_the_process() -> None:
+    """Teeth: without the thread that stays, the interpreter waits for somebody else's."""
+    planted = COMMAND_PROGRAM.replace("COMMAND.listen()", "").replace("args=(60,)", "args=(5,)")
+    began = time.monotonic()
+    assert command("asked", "thread", program=planted)[0] == 75
+    assert time.monotonic() - began >= 5.0
+
+
+def test_a_program_that_only_imports_us_lives_on_after_a_stopped_run() -> None:
+    program = COMMAND_PROGRAM.replace("COMMAND.listen()", "").replace("sys.exit(code)", "time.sleep(2.5)")
+    assert command("asked", program=program)[0] == 0

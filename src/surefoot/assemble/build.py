@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,11 +17,13 @@ from surefoot.assemble.inputs import Inputs
 from surefoot.assemble.learning import canary_tolerance, make_learner
 from surefoot.assemble.prepare import Prepared, prepare
 from surefoot.config import Config
+from surefoot.envs.components import weighs_the_world
+from surefoot.envs.judges import EvalSet
 from surefoot.envs.rewards.reward_pool import RewardPool
 from surefoot.envs.single_turn import SingleTurnEnvironment
+from surefoot.envs.tool_calls import TOOL_CALL
 from surefoot.envs.toolkits import fingerprint
 from surefoot.envs.tools import ToolEnvironment
-from surefoot.guards.collapse import HeldOutGuard
 from surefoot.policy.chat import ChatCodec
 from surefoot.policy.learner import GRPOLearner
 from surefoot.policy.load import Policy
@@ -53,6 +54,7 @@ class Parts:
     """What the model and the tasks are that the run begins with, as digests; a resume compares them."""
     ahead: Ahead | None = None
     """Who plays while the learner learns; None when they take turns."""
+    eval_sets: tuple[EvalSet, ...] = ()
 
 
 def build(
@@ -79,7 +81,7 @@ def build(
         engine = make_engine(config, ready.policy, ready.engine_width, answer_only=answer_only)
         stack.pop_all()  # from here on the runtime closes it
     collector = RolloutCollector(
-        engine, environment_of(inputs, pool, toolkit), ready.codec, ready.prompts, seed=config.seed,
+        engine, environment_of(inputs, pool, toolkit, ready.call_format), ready.codec, ready.prompts, seed=config.seed,
         token_count=ready.codec.token_count, tool_threads=config.tools.concurrency,
     )  # fmt: skip
     runtime = LocalRuntime(
@@ -90,7 +92,7 @@ def build(
     ahead = play_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
     return Parts(
         ready.policy, ready.codec, learner, LocalCheckpoints(learner, ready.policy.tokenizer), runtime, ready.prompts,
-        ready.train, ready.heldout, ready.left_out, ready.cramped, identity_of(ready, specs), ahead,
+        ready.train, ready.heldout, ready.left_out, ready.cramped, identity_of(ready, specs), ahead, ready.eval_sets,
     )  # fmt: skip
 
 
@@ -100,13 +102,16 @@ def inputs_are_large(ready: Prepared) -> bool:
 
 
 def environment_of(
-    inputs: Inputs, pool: RewardPool, toolkit: Toolkit | None
+    inputs: Inputs, pool: RewardPool, toolkit: Toolkit | None, call_format: str = TOOL_CALL
 ) -> SingleTurnEnvironment | ToolEnvironment:
     """Who grades, and with what rollouts may work."""
+    sets = {each.name: each.judges for each in inputs.eval_sets}
     if toolkit is None or inputs.tools is None:
-        return SingleTurnEnvironment(pool, inputs.weights, inputs.metric)
-    graders = SingleTurnEnvironment(pool, inputs.weights, inputs.metric, alone=inputs.tools.environment is None)
-    return ToolEnvironment(graders, toolkit, inputs.tools.limits)
+        return SingleTurnEnvironment(pool, inputs.weights, inputs.metric, sets=sets, rules=inputs.rules)
+    alone = inputs.tools.environment is None
+    graders = SingleTurnEnvironment(pool, inputs.weights, inputs.metric, alone=alone, sets=sets, rules=inputs.rules)
+    adds_own = not weighs_the_world(inputs.functions, inputs.weights)
+    return ToolEnvironment(graders, toolkit, inputs.tools.limits, adds_own=adds_own, call_format=call_format)
 
 
 def identity_of(ready: Prepared, tools: Sequence[ToolSpec] = ()) -> dict[str, str]:
@@ -114,8 +119,11 @@ def identity_of(ready: Prepared, tools: Sequence[ToolSpec] = ()) -> dict[str, st
     identity = {
         "train_sha256": _train_digest(ready.train),
         "heldout_sha256": _digest(task.id.encode() for task in ready.heldout),
-        "weights_sha256": _digest(_weight_bytes(ready.policy.model)),
+        "weights_sha256": _digest(_weight_bytes(ready.policy)),
     }
+    if ready.eval_sets:
+        answered = (piece for each in ready.eval_sets for piece in (each.name, *(task.id for task in each.tasks)))
+        identity["eval_sets_sha256"] = _digest(piece.encode() for piece in answered)
     return identity | ({"tools_sha256": fingerprint(tools)} if tools else {})
 
 
@@ -133,19 +141,7 @@ def _digest(pieces: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _weight_bytes(net: Any) -> Iterator[bytes]:
-    for name, value in weights_of(net).items():
+def _weight_bytes(policy: Policy) -> Iterator[bytes]:
+    for name, value in (weights_of(policy.model) | dict(policy.masters or {})).items():
         yield name.encode()
         yield value.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def make_guard(config: Config, heldout: Sequence[Task]) -> HeldOutGuard | None:
-    """The guard that `[guard]` describes; None when it is off or has nothing to look at."""
-    keys = config.guard
-    if keys.mode == "off" or not heldout:
-        return None
-    return HeldOutGuard(
-        min_steps=keys.min_evals, decline_patience=keys.decline_patience, ema_alpha=keys.ema_alpha,
-        kl_hard_stop=keys.kl_hard_stop, max_proxy_real_gap=keys.max_proxy_real_gap, rules=keys.rules,
-        margin_se=keys.margin_se,
-    )  # fmt: skip

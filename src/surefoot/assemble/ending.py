@@ -8,23 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.guards.verdict import Judgement, best_facts, guard_facts, judge_run
+from surefoot.assemble.given import way_to_evaluate
+from surefoot.errors import StateError
+from surefoot.guards.arming import Arming, judge_arming
+from surefoot.guards.arming_search import tightened_in
+from surefoot.guards.change import compare
+from surefoot.guards.verdict import Evidence, Judgement, best_facts, guard_facts, judge_run
 from surefoot.pulse import beat
 from surefoot.records import Verdict
 from surefoot.store.failpoints import failpoint
-from surefoot.store.identity import resumes
+from surefoot.store.identity import extensions, resumes
 from surefoot.store.ledger import Balance
+from surefoot.store.run_folder import RunFolder
+from surefoot.tracking.log import read_metrics
+from surefoot.tracking.text import shown_path
 from surefoot.tracking.view import best_text
 
 if TYPE_CHECKING:
     from surefoot.assemble.keeper import Keeper
     from surefoot.assemble.surroundings import Surroundings
+    from surefoot.config import Config
     from surefoot.loop import Run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
-    """How a run ended."""
+    """How a run ended, and where everything is that it left; a notebook shows it as a small table."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
@@ -32,6 +41,52 @@ class Outcome:
     exit_code: int
     metrics: Mapping[str, float]
     """The last evaluation's and the last step's."""
+    evaluate_with: str = ""
+    """How to look at its weights again."""
+    seconds: float | None = None
+    """How long the run took: all its lives together, from the first moment of each."""
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """Every line of metrics.jsonl: one mapping per logged step and per evaluation, with its `step`."""
+        metrics = RunFolder(self.run_dir).metrics
+        return read_metrics(metrics) if metrics.exists() else []
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest weights, a plain Hugging Face folder; None when none were saved."""
+        found = RunFolder(self.run_dir).checkpoints()
+        return found[-1] if found else None
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The weights with the best held-out number; None when no step was better than the model it began with."""
+        try:
+            return RunFolder(self.run_dir).best_checkpoint()
+        except StateError:
+            return None
+
+    @property
+    def rollouts(self) -> Path:
+        """The folder with every rollout, `step_N.jsonl`, and every held-out answer, `eval_N.jsonl`."""
+        return self.run_dir / "rollouts"
+
+    @property
+    def report(self) -> Path:
+        """The page about the run."""
+        return self.run_dir / "report.html"
+
+    def __repr__(self) -> str:
+        return f"Outcome({self.verdict}, {self._first_reason()!r}, run_dir={str(self.run_dir)!r})"
+
+    def _first_reason(self) -> str:
+        return self.reasons[0] if self.reasons else ""
+
+    def _repr_html_(self) -> str:
+        """For notebooks: verdict, reasons, the numbers asked for first, and where things are."""
+        from surefoot.tracking.notebook import outcome_table
+
+        return outcome_table(self)
 
 
 def finish(around: Surroundings, run: Run, code: int | None = None) -> Outcome:
@@ -42,16 +97,60 @@ def finish(around: Surroundings, run: Run, code: int | None = None) -> Outcome:
     balance = keeper.ledger.balance()
     judgement = judge_run(
         planned=run.config.max_steps, executed=run.step, target=target, metrics=metrics,
-        refused=run.step - run.learner.version, samples=run.checked["samples"],
-        moved=0 if run.learner.census is None else run.learner.census.moved, collapse=collapse(run),
-        unaccounted=abs(balance.lost) + balance.leased,
+        evidence=evidence(run), refused=run.step - run.learner.version, samples=run.checked["samples"],
+        collapse=collapse(run), unaccounted=abs(balance.lost) + balance.leased,
     )  # fmt: skip
-    write_verdict(around, run, judgement)
+    judgement = count_trained(judgement, run.config, run.step, balance)
     code = (0 if judgement.status is Verdict.PASS else 1) if code is None else code
-    outcome = Outcome(judgement.status, judgement.reasons, keeper.folder.root, code, metrics)
-    around.view.note([*_notes(run, keeper), *around.sinks.summary()])
+    seconds = write_verdict(around, run, judgement, code)
+    judged = around.inputs.metric is not None
+    again = way_to_evaluate(Path(shown_path(keeper.folder.root)), around.inputs.from_python, judged=judged)
+    outcome = Outcome(judgement.status, judgement.reasons, keeper.folder.root, code, metrics, again, seconds)
+    around.view.note([*_notes(run, keeper), *_border_note(around), *around.sinks.summary()])
     around.view.finish(outcome)
     return outcome
+
+
+def count_trained(judgement: Judgement, config: Config, steps: int, balance: Balance) -> Judgement:
+    """The same judgement, or FAIL when the ledger's trained items are not what so many steps train on.
+
+    A batch is `tasks_per_step` items, trained or dropped. With dynamic sampling further items stand in for dropped
+    ones, all but those of a step that was refused; a stream too replaces items that it gave up before they were in a
+    batch, which their reasons do not tell from others, so there the count is bounded from both sides.
+    """
+    full = steps // config.num_iterations * config.tasks_per_step
+    dropped = sum(balance.dropped.values())
+    if config.dynamic_sampling_batches:
+        dropped = balance.dropped.get("nonfinite_step", 0)
+    most = full if config.max_staleness else full - dropped
+    if full - dropped <= balance.trained <= most:
+        return judgement
+    what = (
+        f"the ledger counts {balance.trained} trained items, {steps} steps of {config.tasks_per_step} tasks make "
+        f"{full} less {dropped} dropped"
+    )
+    return Judgement(Verdict.FAIL, (what, *judgement.reasons))
+
+
+def evidence(run: Run) -> Evidence:
+    """What the run can show for having learned something."""
+    return Evidence(
+        learning_rate=run.config.learning_rate, groups=run.checked["groups"], differing=run.differing,
+        changed_entries=run.learner.changed_entries, metric=run.heldout_metric,
+        change=compare(run.scores_at_start, run.scores), measured=bool(run.last_eval),
+        channels=tuple(key for key in ("alpha_sdpo", "beta_replay") if getattr(run.config, key) > 0),
+    )  # fmt: skip
+
+
+def evidence_facts(run: Run) -> dict[str, Any]:
+    """The same, for verdict.json."""
+    found = evidence(run)
+    change = None if found.change is None else dataclasses.asdict(found.change)
+    return {
+        "changed_entries": found.changed_entries, "groups": found.groups,
+        "groups_with_rewards_that_differ": found.differing,
+        "heldout": None if change is None else {"metric": found.metric} | change,
+    }  # fmt: skip
 
 
 def collapse(run: Run) -> str:
@@ -60,36 +159,63 @@ def collapse(run: Run) -> str:
     return status.reason if status is not None and status.fire else ""
 
 
+def arming(run: Run) -> Arming | None:
+    """Whether the guard was armed, judged by the first held-out value where there is one; None without a guard."""
+    if run.guard is None:
+        return None
+    first = run.guard.first_heldout if run.at_start is None else run.at_start
+    return judge_arming(
+        run.config, heldout=run.answered, metric=run.heldout_metric, first=first, limits=run.guard.limits
+    )
+
+
+def _guard(run: Run) -> dict[str, Any] | None:
+    """What the guard thought, whether it was armed, and what a calibration had tightened."""
+    tightened = {} if run.guard is None else tightened_in(run.config, run.guard.limits)
+    return guard_facts(run.guard, run.config.guard.mode, run.heldout_metric, arming(run), tightened)
+
+
 def best(run: Run, keeper: Keeper) -> dict[str, Any] | None:
     """The best evaluation; its weights are named only where they are."""
     kept = run.best and keeper.folder.checkpoint(run.best[0]).is_dir()
-    return best_facts(run.best, run.heldout_metric, at_start=run.at_start, kept=kept)
+    measured = run.last_eval_step > 0
+    return best_facts(run.best, run.heldout_metric, at_start=run.at_start, kept=kept, measured=measured)
 
 
-def write_verdict(around: Surroundings, run: Run, judgement: Judgement) -> None:
-    """Keep status, reasons, and the numbers that they rest on."""
+def write_verdict(around: Surroundings, run: Run, judgement: Judgement, code: int | None = None) -> float:
+    """Keep status, reasons, and the numbers that they rest on; how long the run took, as it is written there.
+
+    Args:
+        code: the exit code of a run that is over; None while it can go on.
+    """
     keeper, sinks, shown_target = around.keeper, around.sinks, around.loaded.shown_target
     beat("writing the verdict")
     sinks.close()  # their last rows first, so that the verdict can say what became of them
     failpoint("session.before_verdict")
+    seconds = run.seconds
     keeper.folder.write_verdict(judgement.status, judgement.reasons, {
         "planned_steps": run.config.max_steps,
         "executed_steps": run.step,
         "version": run.learner.version,
         "target": None if run.config.target_metric is None else [run.config.target_metric, run.config.target_value],
         "shown_target": None if shown_target is None else list(shown_target),
+        "evidence": evidence_facts(run),
         "best": best(run, keeper),
-        "guard": guard_facts(run.guard, run.config.guard.mode, run.heldout_metric),
+        "heldout": None if around.inputs.twins is None else around.inputs.twins.facts(),
+        "guard": _guard(run),
         "ledger": balance_facts(keeper.ledger.balance()),
         "resumes": resumes(keeper.journal),
+        "extensions": extensions(keeper.journal),
+        "exit_code": code,
         "sinks": sinks.facts(),
         "metrics": run.last_metrics | run.last_eval,
         "invariants_checked": run.checked | {"trained_tokens": run.learner.checked_tokens},
-        "seconds": run.seconds,
+        "seconds": seconds,
     })  # fmt: skip
     failpoint("session.after_verdict")
     around.lookout.timeline.save()
     around.lookout.report()
+    return seconds
 
 
 def balance_facts(balance: Balance) -> dict[str, Any]:
@@ -97,9 +223,17 @@ def balance_facts(balance: Balance) -> dict[str, Any]:
     return dataclasses.asdict(balance) | {"lost": balance.lost}
 
 
+def _border_note(around: Surroundings) -> list[str]:
+    """What crosses the border because a key allowed it."""
+    found = None if around.inputs.twins is None else around.inputs.twins.warning()
+    return [] if found is None else [f"{'held out':<18} {found}"]
+
+
 def _notes(run: Run, keeper: Keeper) -> list[str]:
     """For the last block: the two curves of a run that the guard stopped, the best weights, the account."""
     curves = run.guard.curves().splitlines() if run.guard is not None and collapse(run) else []
     found = best(run, keeper)
+    judged = arming(run)
+    armed = [] if judged is None else [f"{'guard':<18} {judged.words()}"]
     account = f"{'ledger':<18} {keeper.ledger.balance()}"
-    return [*curves, account] if found is None else [*curves, best_text(found), account]
+    return [*curves, *armed, *([] if found is None else [best_text(found, run.last_eval)]), account]

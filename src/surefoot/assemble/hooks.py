@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from surefoot.assemble.keeper import Keeper
+from surefoot.data.task_format import expected_tools
+from surefoot.protocols import EvalResult
 from surefoot.pulse import beat
 from surefoot.records import Group, Rollout, TrainSample
 from surefoot.store.durable import write_lines
@@ -48,6 +50,7 @@ def make_hooks(around: Surroundings) -> Hooks:
         log=log, evaluated=evaluated, warn=view.warn, save=lambda step: None, stop=lambda: around.stop.asked,
         phase=lookout.phase(around.stop.part), finished=lookout.finished,
         keep_groups=lambda step, groups: write_lines(folder.rollouts(step), _lines(groups)),
+        keep_answers=lambda step, results: write_lines(folder.answers(step), answer_lines(results)),
         refused=lambda step, samples, suspects: write_lines(
             folder.logs / f"refused_step_{step}.jsonl", _dump(samples, suspects)
         ),
@@ -83,18 +86,37 @@ def _lines(groups: Sequence[Group]) -> Iterator[str]:
     """One JSON object per rollout: everything a later judge needs."""
     for group in groups:
         for r in group.rollouts:
-            yield json.dumps({
-                "task": r.task_id, "group": r.group, "rollout": r.index, "prompt": group.task.prompt, "text": r.text,
-                "reward": r.reward, "reward_parts": dict(r.reward_parts), "failure": r.failure,
-                "version": r.version if r.turns else None, "finish_reason": r.finish_reason,
-                "prompt_ids": list(r.turns[0].prompt_ids) if r.turns else [],
-                "completion_ids": [t for turn in r.turns for t in turn.completion_ids],
-                "logprobs": [p for turn in r.turns for p in turn.logprobs],
-            } | (_with_tools(r) if r.ended else {}), ensure_ascii=False)  # fmt: skip
+            yield json.dumps(rollout_row(group, r), ensure_ascii=False)
 
 
-def _with_tools(rollout: Rollout) -> dict[str, Any]:
-    """The turns one by one: what was read between them, and every call with its answer."""
+def answer_rows(results: Mapping[str, EvalResult]) -> Iterator[dict[str, Any]]:
+    """The same for every answer of an evaluation, with the name of its set and what the task metric said."""
+    for name, result in results.items():
+        for group, correct in zip(result.groups, result.correct, strict=True):
+            for rollout, solved in zip(group.rollouts, correct, strict=True):
+                yield {"set": name, "correct": solved, **rollout_row(group, rollout)}
+
+
+def answer_lines(results: Mapping[str, EvalResult]) -> Iterator[str]:
+    """`answer_rows`, one line each."""
+    return (json.dumps(row, ensure_ascii=False) for row in answer_rows(results))
+
+
+def rollout_row(group: Group, r: Rollout) -> dict[str, Any]:
+    """One rollout as it is kept."""
+    return {
+        "task": r.task_id, "group": r.group, "rollout": r.index, "prompt": group.task.prompt, "text": r.text,
+        "reward": r.reward, "reward_parts": dict(r.reward_parts), "failure": r.failure,
+        "version": r.version if r.turns else None, "finish_reason": r.finish_reason,
+        "prompt_ids": list(r.turns[0].prompt_ids) if r.turns else [],
+        "completion_ids": [t for turn in r.turns for t in turn.completion_ids],
+        "logprobs": [p for turn in r.turns for p in turn.logprobs],
+        "seconds": r.seconds, "grading_seconds": dict(r.grading_seconds),
+    } | (_with_tools(group, r) if r.ended else {})  # fmt: skip
+
+
+def _with_tools(group: Group, rollout: Rollout) -> dict[str, Any]:
+    """The turns one by one: what was read between them, and every call with its answer; tools used and expected."""
     turns, seen = [], len(rollout.turns[0].prompt_ids) if rollout.turns else 0
     for turn in rollout.turns:
         turns.append({
@@ -103,7 +125,11 @@ def _with_tools(rollout: Rollout) -> dict[str, Any]:
             "calls": [dataclasses.asdict(call) for call in turn.calls],
         })  # fmt: skip
         seen = len(turn.prompt_ids) + len(turn.completion_ids)
-    return {"ended": rollout.ended, "own_reward": rollout.own_reward, "turns": turns}
+    used = dict.fromkeys(call.name for turn in rollout.turns for call in turn.calls if call.outcome != "refused")
+    return {
+        "ended": rollout.ended, "own_reward": rollout.own_reward, "tools_used": list(used),
+        "tools_expected": expected_tools(group.task.columns), "turns": turns,
+    }  # fmt: skip
 
 
 def _dump(samples: Sequence[TrainSample], suspects: Sequence[str]) -> Iterator[str]:

@@ -10,14 +10,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from surefoot.assemble.border import near_mode, refuse_too_few
 from surefoot.config import Config
 from surefoot.data.files import SUFFIXES
-from surefoot.data.large.large_stream import HeldoutRule
+from surefoot.data.large.content_border import ContentBorder
+from surefoot.data.large.large_stream import HeldoutRule, LargeTaskStream
+from surefoot.data.large.large_twins import keep_apart_on_disk
 from surefoot.data.large.lru import MISS, LRUCache
 from surefoot.data.large.streaming import StreamingDataset
 from surefoot.data.sources import scorer_of
-from surefoot.data.tasks import TaskSet
+from surefoot.data.tasks import Border, TaskSet
+from surefoot.data.twins import Twins
 from surefoot.errors import ConfigError, TaskError
+from surefoot.eval_cadence import most_tasks
 from surefoot.records import Task
 
 LOOKED_AT = 1000
@@ -35,14 +40,17 @@ class Large(NamedTuple):
     """Those that are evaluated: at most `eval_tasks`, chosen by hash."""
     border: HeldoutRule | None
     held_out: int
-    """All that are not trained on."""
+    """All of them."""
+    twins: Twins | None
+    """What was found when both sides were compared; None when nothing is held out."""
 
 
-def open_large(config: Config, base: Path, cache_dir: Path | None = None) -> Large:
+def open_large(config: Config, base: Path, cache_dir: Path | None = None, never_trained: Sequence[Task] = ()) -> Large:
     """The file that `tasks` names; its index is made now if there is none.
 
     Args:
         cache_dir: where the index goes; beside the file when left out.
+        never_trained: tasks of evaluation sets, which lie elsewhere.
     """
     path = base / Path(config.tasks).expanduser()
     if path.suffix not in SUFFIXES:
@@ -51,20 +59,37 @@ def open_large(config: Config, base: Path, cache_dir: Path | None = None) -> Lar
             f"a file is streamed, one of {', '.join(SUFFIXES)}", "name a file, or set stream_tasks = false",
         )  # fmt: skip
     data = StreamingDataset(path, max_bad_rows=config.max_bad_rows, cache_dir=cache_dir)
-    if config.heldout_fraction > 0:
-        train, heldout = data.split_heldout(config.heldout_fraction)
-        chosen, border = tuple(heldout.smallest(config.eval_tasks)), HeldoutRule(config.heldout_fraction)
-    else:
-        train, chosen, border = data, (), None
-    if len(train) < config.tasks_per_step:
-        raise TaskError(
-            f"{len(train)} tasks are left to train on, tasks_per_step is {config.tasks_per_step}",
-            "a step would hold the same task twice",
-            "bring more tasks, or lower tasks_per_step or heldout_fraction",
-        )
+    train, chosen, border, twins = _divide(config, data, never_trained)
+    refuse_too_few(config, len(train), twins)
     first = tuple(data[: min(LOOKED_AT, len(data))])
     tasks = TaskSet(path.stem, first, scorer_of(first), data.fingerprint)
-    return Large(tasks, train, chosen, border, len(data) - len(train))
+    left_out = 0 if twins is None or twins.mode != "drop" else len(twins.found)
+    return Large(tasks, train, chosen, border, len(data) - len(train) - left_out, twins)
+
+
+def _divide(
+    config: Config, data: StreamingDataset, never_trained: Sequence[Task]
+) -> tuple[StreamingDataset, tuple[Task, ...], HeldoutRule | None, Twins | None]:
+    """Training tasks, held-out tasks to evaluate, the border, and what was found across it."""
+    if config.heldout_fraction == 0:
+        if not never_trained:
+            return data, (), None, None
+        train, twins = keep_apart_on_disk(data, data, None, never_trained, near_mode(config))
+        return train, (), None, twins
+    fraction, seed, group = config.heldout_fraction, config.heldout_seed, config.heldout_group
+    train, heldout = data.sides(fraction, seed=seed, group=group)
+    chosen = tuple(heldout.smallest(most_tasks(config)))
+    train, twins = keep_apart_on_disk(data, train, heldout, (*chosen, *never_trained), near_mode(config))
+    return train, chosen, HeldoutRule(fraction, seed=seed, group=group), twins
+
+
+def streamed_border(border: Border | None, train: StreamingDataset, never_trained: Sequence[Task]) -> Border | None:
+    """The border of a streamed file with the tasks of evaluation sets added; every row is held against those, once."""
+    if not never_trained:
+        return border
+    whole = ContentBorder(never_trained, border)
+    LargeTaskStream(train, 0, heldout=whole, check_all=True)
+    return whole
 
 
 class LargePrompts(Mapping[str, tuple[int, ...]]):

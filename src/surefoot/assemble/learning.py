@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from surefoot.assemble.border import pair_rows
 from surefoot.config import Config
-from surefoot.data.files import SUFFIXES, read_task_file
+from surefoot.envs.tool_calls import FORMS, TOOL_CALL, parse_calls
 from surefoot.envs.toolkits import ToolRecipe
 from surefoot.errors import ModelError, TaskError
 from surefoot.maths.losses import LossSettings
@@ -14,7 +15,8 @@ from surefoot.maths.preference import PreferencePair
 from surefoot.policy.channels import Channels, ChannelSettings, WorkedExamples, make_channels
 from surefoot.policy.chat import ChatCodec
 from surefoot.policy.learner import GRPOLearner, LearnerSettings
-from surefoot.policy.load import Policy
+from surefoot.policy.load import Policy, Words
+from surefoot.policy.templates import refuse_misfit, template_text
 from surefoot.protocols import ToolSpec
 from surefoot.records import Task
 
@@ -22,7 +24,7 @@ from surefoot.records import Task
 def make_learner(config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task]) -> GRPOLearner:
     """The learner, with the losses beside the policy's."""
     channels = _channels(config, base, policy, codec, train)
-    return GRPOLearner(policy.model, learner_settings(config, codec.pad_token_id), channels)
+    return GRPOLearner(policy.model, learner_settings(config, codec.pad_token_id), channels, policy.masters)
 
 
 def parity_tolerance(config: Config) -> float:
@@ -50,22 +52,44 @@ def codec_of(
     config: Config, base: Path, policy: Policy, recipe: ToolRecipe | None = None, tools: Sequence[ToolSpec] = ()
 ) -> ChatCodec:
     """Messages to tokens for this policy, and tools' answers where there are tools."""
+    words = Words(policy.tokenizer, policy.stop_ids, policy.spec.vocab)
+    return codec_of_words(config, base, words, recipe, tools)
+
+
+def codec_of_words(
+    config: Config, base: Path, words: Words, recipe: ToolRecipe | None = None, tools: Sequence[ToolSpec] = ()
+) -> ChatCodec:
+    """The same before there are weights: every check of the template is made here, and needs the tokenizer alone."""
     if config.chat_template is not None:
-        policy.tokenizer.chat_template = _template(base / config.chat_template)
+        refuse_misfit(config.chat_template, words.tokenizer)
+        words.tokenizer.chat_template = template_text(config.chat_template, base)
     shown = tools if recipe is not None and recipe.in_prompt else ()
     return ChatCodec(
-        policy.tokenizer, policy.stop_ids, policy.spec.vocab, config.system_prompt, tools=shown,
+        words.tokenizer, words.stop_ids, words.vocab, config.system_prompt, tools=shown,
         max_reply_tokens=0 if recipe is None else recipe.max_result_tokens,
     )  # fmt: skip
 
 
-def _template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(
-            f"chat_template {path} cannot be read: {error}", "messages become tokens by it", "name a text file"
-        ) from error
+def call_format_of(codec: ChatCodec, recipe: ToolRecipe | None) -> str:
+    """How the policy writes calls: as the template does, where it writes any; what nobody would read is refused."""
+    wanted = "auto" if recipe is None else recipe.call_format
+    if recipe is None or (written := codec.call_text()) is None:
+        return TOOL_CALL if wanted == "auto" else wanted
+    read = [form for form in FORMS if _reads(written, form)]
+    if wanted in read or (wanted == "auto" and read):
+        return wanted if wanted in read else read[0]
+    if wanted == "auto" and not recipe.in_prompt:
+        return TOOL_CALL  # the policy knows its tools from elsewhere, and its calls too
+    meant = f"tools.format = {wanted} reads none of it" if wanted != "auto" else "no tools.format reads that"
+    raise ModelError(
+        f"the chat template writes a call as {written!r}, and {meant}",
+        "the model would call, and nobody would answer",
+        f"set tools.format = {read[0]}" if read else 'set chat_template to one of ours, such as "builtin:chatml_tools"',
+    )
+
+
+def _reads(written: str, form: str) -> bool:
+    return [(call.name, call.arguments) for call in parse_calls(written, form).calls] == [("probe", {"x": "y"})]
 
 
 def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
@@ -73,7 +97,7 @@ def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
     every = config.reference_sync_steps
     return LearnerSettings(
         loss=LossSettings(
-            loss_type=config.loss_type, level=config.importance_sampling_level, epsilon=config.epsilon,
+            loss_type=config.loss_type, level=config.ratio_level, epsilon=config.epsilon,
             epsilon_high=config.epsilon_high, delta=config.delta, beta=config.beta, kl_estimator=config.kl_estimator,
             correction=config.importance_sampling_mode if config.importance_sampling_correction else None,
             correction_clip=config.importance_sampling_clip_max,
@@ -107,15 +131,8 @@ def _channels(config: Config, base: Path, policy: Policy, codec: ChatCodec, trai
 
 def read_pairs(source: str, base: Path, policy: Policy, codec: ChatCodec) -> list[PreferencePair]:
     """The rows of `replay_pairs`, {"prompt", "chosen", "rejected"} and optionally "source", as tokens."""
-    path = base / Path(source).expanduser()
-    if not path.is_file() or path.suffix.lower() not in SUFFIXES:
-        raise TaskError(
-            f"replay_pairs = {source!r} is not a file that ends in {', '.join(SUFFIXES)}",
-            f"it was looked for as {path}",
-            'write one {"prompt": ..., "chosen": ..., "rejected": ...} per line',
-        )
     pairs = []
-    for row in read_task_file(path):
+    for row in pair_rows(source, base):
         chosen, rejected = (_answer(row, side, policy) for side in ("chosen", "rejected"))
         source = row.columns.get("source", row.id)
         pairs.append(PreferencePair(codec.encode_prompt(row.messages()), chosen, rejected, source=str(source or "")))

@@ -47,6 +47,7 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
     """Start the cluster, the learner and the fleet; what was started ends if any of it fails."""
     specs, routes, tools = _look_at_tools(inputs, logs)
     ready = prepare(config, base, inputs, specs, routes)
+    tools = None if tools is None else replace(tools, call_format=ready.call_format)
     with ExitStack() as stack:
         site = RaySite(
             config.runtime, logs=logs, threads=config.threads, deterministic=resolve_device(config.device) == "cpu",
@@ -68,8 +69,9 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
         stack.pop_all()
     # The driver needs the tokenizer and the numbers; the weights are in the learner's process.
     return Parts(
-        replace(ready.policy, model=None), ready.codec, cast(GRPOLearner, learner), RemoteCheckpoints(learner),
-        runtime, ready.prompts, ready.train, ready.heldout, ready.left_out, ready.cramped, identity, ahead,
+        replace(ready.policy, model=None, masters=None), ready.codec, cast(GRPOLearner, learner),
+        RemoteCheckpoints(learner), runtime, ready.prompts, ready.train, ready.heldout, ready.left_out, ready.cramped,
+        identity, ahead, ready.eval_sets,
     )  # fmt: skip
 
 
@@ -98,4 +100,6 @@ def _worker_recipe(config: Config, inputs: Inputs, codec: Any, tools: ToolRecipe
     return WorkerRecipe(
         portable(inputs.functions), inputs.weights, inputs.metric, config.reward_workers, config.reward_timeout_s,
         config.reward_memory_mb, codec, config.seed, codec.token_count, tools, inputs.unsafe,
+        {each.name: each.judges for each in inputs.eval_sets},
+        inputs.forked, inputs.rules,
     )  # fmt: skip

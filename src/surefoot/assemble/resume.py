@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.assemble.extend import Extension, former_ends, write_extension
 from surefoot.assemble.keeper import Keeper
 from surefoot.config_load import LoadedConfig, load_config
 from surefoot.store.environment import refuse_hidden
@@ -29,12 +30,12 @@ SAME = ("torch", "machine", "threads", "device_name")
 
 
 def load_run_config(folder: RunFolder) -> LoadedConfig:
-    """The config that the run began with, every key of it; one of which a part was hidden is refused."""
+    """The config of the run, every key of it; one of which a part was hidden is refused."""
     refuse_hidden(folder.config.read_text(encoding="utf-8"))
     return load_config(folder.config)
 
 
-def go_on(run: Run, parts: Parts, keeper: Keeper, view: View) -> None:
+def go_on(run: Run, parts: Parts, keeper: Keeper, view: View, extension: Extension | None = None) -> None:
     """Bring learner, loop, ledger and metrics to the newest good checkpoint, or to step 0 when there is none."""
     from surefoot.assemble.run_state import restore_run
     from surefoot.loop import logging_due
@@ -44,12 +45,19 @@ def go_on(run: Run, parts: Parts, keeper: Keeper, view: View) -> None:
     if found.path is not None:
         restore_run(run, parts.checkpoints.load(found.path), keeper.journal.id)
     keeper.require(run.step, passes=run.config.num_iterations)
+    run.ends = former_ends(keeper, extension)
+    if extension is not None:
+        write_extension(keeper, extension, run.learner.version)
     _set_damaged_aside(keeper.folder, found, run.step, view)
-    logged = [step for step in range(1, run.step + 1) if logging_due(run.config, step)]
+    logged = [step for step in range(1, run.step + 1) if logging_due(run.config, step, run.ends)]
     repeated = keeper.rewind(run.step, evaluated=run.last_eval_step, passes=run.config.num_iterations, logged=logged)
     what = "1 journaled batch is" if repeated == 1 else f"{repeated} journaled batches are"
     again = f"; {what} learned from again, not generated" if repeated else ""
+    if graded := len(keeper.batches.delivered()):
+        again += f"; {graded} graded group{'s' * (graded > 1)} of an unfinished batch came back, not played again"
     rows = read_metrics(keeper.folder.metrics) if keeper.folder.metrics.exists() else []
+    if extension is not None:
+        again += f"; {extension.told(run.step, run.learner.version)}"
     view.resumed(f"resumed after step {run.step} of {run.config.max_steps}{again}", rows)
 
 

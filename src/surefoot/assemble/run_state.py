@@ -13,17 +13,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.errors import StateError, SurefootError
+from surefoot.guards.auto_settings import derived
 from surefoot.loop import Run
-from surefoot.loop_notes import Between
+from surefoot.loop_notes import Between, ToolAlarms
 
 PLAIN = (
     "step", "last_eval", "last_eval_step", "last_metrics", "checked", "refused_in_a_row", "census_logged", "lost",
-    "landmarks", "at_start", "eval_seconds",
+    "landmarks", "at_start", "eval_seconds", "refused_steps", "scores_at_start", "scores", "differing",
 )  # fmt: skip
-CAPTURED = frozenset({*PLAIN, "diversity", "guard", "between", "best", "seconds_before", "successes"})
+CAPTURED = frozenset({*PLAIN, "diversity", "guard", "between", "best", "seconds_before", "successes", "tool_alarms"})
 DERIVED = frozenset(
     {"config", "runtime", "learner", "codec", "books", "heldout", "hooks", "heldout_metric", "began", "keep_seconds",
-     "tool_alarms"}  # they only speak to a person, and may say it again
+     "ends", "eval_sets", "datasets"}
 )  # fmt: skip
 KEYS = CAPTURED | {"journal"}
 
@@ -46,6 +47,7 @@ def run_state(run: Run, journal: str) -> dict[str, Any]:
         "diversity": run.diversity.state_dict(),
         "guard": None if run.guard is None else run.guard.state_dict(),
         "between": dataclasses.asdict(run.between),
+        "tool_alarms": dataclasses.asdict(run.tool_alarms),
         "best": None if run.best is None else list(run.best),
         "seconds_before": run.seconds,
         "journal": journal,
@@ -62,10 +64,10 @@ def restore_run(run: Run, state: Mapping[str, Any], journal: str) -> None:
     if (state["guard"] is None) != (run.guard is None):
         raise _misfit("it was saved with a guard, or without one, and this run is not")
     try:
-        fresh = Between(**state["between"])
+        fresh, alarms = Between(**state["between"]), ToolAlarms(**state["tool_alarms"])
         best = None if state["best"] is None else (int(state["best"][0]), float(state["best"][1]))
         if run.guard is not None:
-            run.guard.load_state_dict(state["guard"])
+            run.guard.load_state_dict(state["guard"], adopt=derived(run.config))
         if run.successes is not None:
             run.successes.load_state_dict(state["successes"])
         run.diversity.load_state_dict(state["diversity"])
@@ -73,6 +75,7 @@ def restore_run(run: Run, state: Mapping[str, Any], journal: str) -> None:
         raise _misfit(str(error)) from error
     for name in PLAIN:
         setattr(run, name, state[name])
+    run.tool_alarms = alarms
     run.between, run.best, run.seconds_before = fresh, best, float(state["seconds_before"])
 
 

@@ -1,8 +1,8 @@
 """One training run inside its folder: start or resume, go, and leave a verdict whatever happens.
 
-Promises   a start that is refused leaves no folder behind; once the config is on the disk every instant can be resumed
-           from; once step 1 has begun there is always a verdict.json that says how it ended; the final weights are
-           saved before the verdict, and so are those of a run that the guard stopped.
+Promises   a start that is refused leaves no folder behind, unless it was an agent's baseline; once the config is on the
+           disk every instant can be resumed from; once step 1 has begun there is always a verdict.json that says how
+           it ended; the final weights are saved before the verdict, and so are those of a run that the guard stopped.
 
 Read next: `keeper.py`, what is kept on disk; `resume.py`, the way back.
 """
@@ -11,17 +11,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from surefoot.assemble.baseline import look_at_baseline
+from surefoot.assemble.border import check_pairs
 from surefoot.assemble.ending import Outcome, best, collapse, finish, write_verdict
+from surefoot.assemble.extend import Extension, finish_extension, plan_extension
+from surefoot.assemble.finished import final_verdict, refuse_longer, show_again
+from surefoot.assemble.given import refuse_missing, way_on
+from surefoot.assemble.guarding import calibration, calibration_lines, judge_first_value, make_guard
 from surefoot.assemble.hooks import keep_checkpoints, make_hooks
 from surefoot.assemble.inputs import NOTHING, FromPython, Inputs, read_inputs
 from surefoot.assemble.keeper import Keeper
+from surefoot.assemble.probing import probe_start
 from surefoot.assemble.resume import compare_machines, go_on, load_run_config
 from surefoot.assemble.surroundings import Surroundings
 from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
+from surefoot.data.mixture import Mixture, mixture_of
 from surefoot.data.success_curriculum import SuccessCurriculum
 from surefoot.data.tasks import TaskStream
 from surefoot.envs.rewards.reward_pool import RewardPool
@@ -30,10 +39,13 @@ from surefoot.errors import (
     InvariantError,
     LearnerLostError,
     MemoryLimitError,
+    RewardError,
     StoppedError,
     StorageError,
     SurefootError,
+    ToolError,
 )
+from surefoot.guards.arming import guard_lines, judge_arming, refuse_unarmed
 from surefoot.guards.verdict import Judgement, way_out
 from surefoot.pulse import last
 from surefoot.records import Task, Verdict
@@ -46,7 +58,7 @@ from surefoot.store.lock import RunLock
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.console import View, batch_arithmetic
 from surefoot.tracking.lookout import Lookout
-from surefoot.tracking.plan import guard_warning
+from surefoot.tracking.plan import loss_warning
 from surefoot.tracking.sinks import Sinks, check_sinks
 
 if TYPE_CHECKING:
@@ -57,19 +69,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "resume", "train"]
 
+_STREAMED = 512
+"""Tasks of a streamed file among which data sets are looked for."""
+
 
 def train(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> Outcome:
     """Train as the config says; returns the verdict, raises a typed error when the run could not go on."""
     config = loaded.config
-    with StopSignals() as stop:
+    with StopSignals(limit_s=config.stop_timeout_s) as stop:
         with stop.part("start"):
             check_sinks(config.report_to)
             inputs = read_inputs(config, loaded.base, given)
+            check_pairs(config, loaded.base, inputs.border)
+            if config.guard.require:
+                refuse_unarmed(config, judge_arming(config, heldout=inputs.answered, metric=inputs.heldout_metric))
+            loaded = replace(loaded, notes=(*loaded.notes, *probe_start(config, inputs)))
         output = None if config.output_dir is None else loaded.path(config.output_dir)
         folder = RunFolder.create(output, config.run_name, Path.cwd())
         lock = RunLock(folder.root)
         failpoint("session.folder_made")
         try:
+            if given.model is not None:
+                loaded = given.model.save(loaded, folder)
             folder.write_config(loaded.resolved)
             failpoint("session.config_written")
             keeper = Keeper(folder, lock)
@@ -80,21 +101,36 @@ def train(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> O
         try:
             return _live(loaded, inputs, keeper, stop, view, resumed=False)
         except LearnerLostError as error:
-            lost = error
+            lost = _unless_asked(error, stop)
     return _revive(folder.root, lost, config.runtime.max_restarts, view=view, given=given)
 
 
-def resume(run_dir: Path, *, view: View, given: FromPython = NOTHING) -> Outcome:
-    """Go on with an interrupted run, to the same end as if it had never been interrupted."""
+def resume(run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None) -> Outcome:
+    """Go on with an interrupted run, to the same end as if it had never been interrupted.
+
+    A run that is over is shown once more, and nothing in its folder changes.
+
+    Args:
+        max_steps: the run's new length; one that is over goes on from its last checkpoint.
+    """
+    folder = RunFolder.open(run_dir)
+    config = load_run_config(folder).config
+    over = final_verdict(folder, config)
+    if max_steps is not None and max_steps != config.max_steps:
+        refuse_longer(folder, over)
+    elif over is not None:
+        return show_again(folder, config, over, view)
     try:
-        return _resume(run_dir, view, given)
+        return _resume(run_dir, view, given, max_steps)
     except LearnerLostError as error:
         lost = error
     times = load_run_config(RunFolder.open(run_dir)).config.runtime.max_restarts
-    return _revive(run_dir, lost, times, view=view, given=given)
+    return _revive(run_dir, lost, times, view=view, given=given, max_steps=max_steps)
 
 
-def _revive(run_dir: Path, lost: LearnerLostError, times: int, *, view: View, given: FromPython) -> Outcome:
+def _revive(
+    run_dir: Path, lost: LearnerLostError, times: int, *, view: View, given: FromPython, max_steps: int | None = None
+) -> Outcome:
     """The learner's process died, not this one: what a person would type next, up to `times` times."""
     for left in range(times, 0, -1):
         view.warn(
@@ -102,36 +138,53 @@ def _revive(run_dir: Path, lost: LearnerLostError, times: int, *, view: View, gi
             f"see {run_dir / 'logs'} for its last words",
         )
         try:
-            return _resume(run_dir, view, given)
+            return _resume(run_dir, view, given, max_steps)
         except LearnerLostError as again:
             lost = again
     raise lost
 
 
-def _resume(run_dir: Path, view: View, given: FromPython) -> Outcome:
+def _unless_asked(lost: LearnerLostError, stop: StopSignals) -> LearnerLostError:
+    """A learner that is lost after a request to stop is not missed: the signal may have been sent to all processes."""
+    if stop.asked:
+        raise StoppedError(f"{stop.reason}; {lost.what}", stop.reason, f"go on with: {stop.resume}") from lost
+    return lost
+
+
+def _resume(run_dir: Path, view: View, given: FromPython, max_steps: int | None = None) -> Outcome:
     folder = RunFolder.open(run_dir)
     with StopSignals() as stop:
         lock = RunLock(folder.root)
         try:
+            finish_extension(folder)
             loaded = load_run_config(folder)
+            extension = plan_extension(folder, loaded, max_steps)
+            loaded = loaded if extension is None else extension.loaded
+            stop.limit_s = loaded.config.stop_timeout_s
             check_sinks(loaded.config.report_to)
+            refuse_missing(folder, loaded.config, given, max_steps)
             inputs = read_inputs(loaded.config, loaded.base, given)
+            check_pairs(loaded.config, loaded.base, inputs.border)
             keeper = Keeper(folder, lock)
         except BaseException:
             lock.close()
             raise
-        return _live(loaded, inputs, keeper, stop, view, resumed=True)
+        try:
+            return _live(loaded, inputs, keeper, stop, view, resumed=True, extension=extension)
+        except LearnerLostError as error:
+            raise _unless_asked(error, stop) from None
 
 
 def _live(
-    loaded: LoadedConfig, inputs: Inputs, keeper: Keeper, stop: StopSignals, view: View, *, resumed: bool
-) -> Outcome:
+    loaded: LoadedConfig, inputs: Inputs, keeper: Keeper, stop: StopSignals, view: View, *, resumed: bool,
+    extension: Extension | None = None,
+) -> Outcome:  # fmt: skip
     """Everything between a folder with a config and a folder with a verdict."""
     config, folder = loaded.config, keeper.folder
-    stop.resume = f"surefoot train --resume {folder.root}"
+    stop.resume = way_on(folder.root, inputs.from_python)
     pool = RewardPool(
         inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s,
-        memory_mb=config.reward_memory_mb, log_path=folder.logs / "rewards.log",
+        memory_mb=config.reward_memory_mb, log_path=folder.logs / "rewards.log", forked=inputs.forked,
     )  # fmt: skip
     shown = loaded.resolved.model_dump(mode="json")
     sinks = Sinks(config.report_to, folder.root, config.run_name, shown, view.warn)
@@ -139,12 +192,12 @@ def _live(
     around = Surroundings(loaded, inputs, keeper, pool, sinks, stop, view, lookout)
     keep_folder = resumed  # a refused start takes its folder back, a refused resume changes nothing
     try:
-        confirm(keeper.journal, "inputs", {"tasks_sha256": inputs.task_set.fingerprint, "seed": config.seed})
+        confirm(keeper.journal, "inputs", inputs.sources | {"seed": config.seed})
         pool.start()  # before torch: a fork of a threaded process is not safe
         if not resumed:  # a refused resume leaves what others see as it was
             around.later.enter_context(lookout)
         with Watchdog(config.stall_timeout_s, dump=folder.logs / "stacks.txt", resume=stop.resume):
-            run = _start(around, resumed=resumed)
+            run = _start(around, resumed=resumed, extension=extension)
             keep_folder = True  # from here on the folder stays, with a verdict, however it ends
             return _go(around, run)
     except StopRequested as asked:  # before the first step; it is not refused: what is there can be resumed
@@ -157,15 +210,18 @@ def _live(
         raise
     finally:
         around.close()
-        if not keep_folder:
+        if not keep_folder and not folder.verdict.exists():  # an agent's baseline leaves one, and what it played
             folder.discard()
 
 
-def _start(around: Surroundings, *, resumed: bool) -> Run:
+def _start(around: Surroundings, *, resumed: bool, extension: Extension | None = None) -> Run:
     """Load, wire, look at the baseline, go back to a checkpoint; everything that can refuse the run before step 1."""
     config, keeper, view, stop = around.config, around.keeper, around.view, around.stop
     sizes = {"train_tasks": len(around.inputs.train), "heldout_tasks": len(around.inputs.heldout)}
-    view.start([*around.loaded.notes, *batch_arithmetic(config, **sizes), *keeper.notes()])
+    border = [] if around.inputs.twins is None else [around.inputs.twins.line()]
+    tighter, guarded = _plan_guard(around)
+    plan = batch_arithmetic(config, **sizes, sets=around.inputs.set_lines, set_tasks=around.inputs.set_tasks)
+    view.start([*around.loaded.notes, *plan, *guarded, *border, *keeper.notes()])
     with stop.part("start"):
         failpoint("session.before_build")
         from surefoot.assemble.build import build  # torch: after the plan is on the screen
@@ -178,18 +234,22 @@ def _start(around: Surroundings, *, resumed: bool) -> Run:
         confirm(keeper.journal, "parts", dict(parts.identity))
         _write_environment(around)
         _warn_of_tasks(parts, config, view)
+        if found := loss_warning(config):
+            view.warn(*found)
         _warn_of_guard(config, around.inputs, view)
-    if config.preflight_tasks and not (resumed and keeper.batches.steps()):
+    if config.preflight_tasks and not (resumed and keeper.batches.steps_or_groups):
         with stop.part("preflight"):
             parts.runtime.publish(parts.learner.weights(), 0)
-            probe = _first_tasks(parts, config)
-            parts.runtime.preflight(probe, audit=config.audit_rewards)
-    run = _make_run(around, parts)
+            mixture = _mixture(parts, config)
+            probe = mixture.first(config.preflight_tasks) if mixture.tasks else _first_tasks(parts, config)
+            _warn_of_many(mixture, view)
+            look_at_baseline(around, parts.runtime, probe, mixture.tasks)
+    run = _make_run(around, parts, tighter)
     if resumed:
         with stop.phase("going back to a checkpoint"):
-            go_on(run, parts, keeper, view)
+            go_on(run, parts, keeper, view, extension)
         around.later.enter_context(around.lookout)
-        around.lookout.resumed(run.step)
+        around.lookout.resumed(run.step, run.seconds_before)
     return run
 
 
@@ -197,8 +257,8 @@ def _write_environment(around: Surroundings) -> None:
     """The machine, once; a resume on another one is told."""
     tasks, folder = around.inputs.task_set, around.keeper.folder
     record = environment_record() | {
-        "tasks": tasks.name, "tasks_sha256": tasks.fingerprint, "failpoints": switched_on(),
-        "unsafe_code": around.inputs.unsafe,
+        "tasks": tasks.name, **around.inputs.sources, "failpoints": switched_on(),
+        "unsafe_code": around.inputs.unsafe, "from_python": list(around.inputs.from_python),
     }  # fmt: skip
     if around.inputs.unsafe:
         around.view.warn(
@@ -224,18 +284,26 @@ def _warn_of_tasks(parts: Parts, config: Config, view: View) -> None:
 
 
 def _warn_of_guard(config: Config, inputs: Inputs, view: View) -> None:
-    if found := guard_warning(config):
-        view.warn(*found)
-    fell_back = config.guard.metric == "auto" and inputs.heldout_metric == "eval_reward"
-    if fell_back and config.guard.mode != "off" and inputs.heldout:
+    fell_back = config.guard.metric == "auto" and inputs.heldout_metric.endswith("reward")
+    if fell_back and config.guard.mode != "off" and (inputs.heldout or inputs.eval_sets):
         view.warn(
-            "the guard watches eval_reward, the reward itself: these tasks have no metric of their own",
+            f"the guard watches {inputs.heldout_metric}, the reward itself: these tasks have no metric of their own",
             "give eval_metric, so that a gamed reward can be told from a solved task",
         )
 
 
-def _make_run(around: Surroundings, parts: Parts) -> Run:
-    from surefoot.assemble.build import make_guard
+def _plan_guard(around: Surroundings) -> tuple[dict[str, float], list[str]]:
+    """Limits from a healthy run, and the guard's part of the plan."""
+    config, heldout, metric = around.config, around.inputs.answered, around.inputs.heldout_metric
+    base, journal = around.loaded.base, around.keeper.journal
+    tighter = calibration(config, base, heldout=heldout, metric=metric, journal=journal)
+    guard = make_guard(config, heldout, metric, tighter)
+    limits = None if guard is None else guard.limits
+    lines = guard_lines(config, heldout=heldout, metric=metric, limits=limits)
+    return tighter, [*lines, *calibration_lines(config, tighter)]
+
+
+def _make_run(around: Surroundings, parts: Parts, tighter: dict[str, float] | None = None) -> Run:
     from surefoot.loop import Run
     from surefoot.runtime.stream_books import StreamBooks
 
@@ -244,13 +312,16 @@ def _make_run(around: Surroundings, parts: Parts) -> Run:
     books = _make_books(around, parts, successes)
     run = Run(
         config=config, runtime=parts.runtime, learner=parts.learner, codec=parts.codec, books=books,
-        heldout=parts.heldout, hooks=make_hooks(around), guard=make_guard(config, parts.heldout),
-        heldout_metric=around.inputs.heldout_metric, successes=successes,
+        heldout=parts.heldout, hooks=make_hooks(around), eval_sets=parts.eval_sets,
+        guard=make_guard(config, around.inputs.answered, around.inputs.heldout_metric, tighter),
+        heldout_metric=around.inputs.heldout_metric, successes=successes, began=around.began,
+        datasets=_mixture(parts, config).words,
     )  # fmt: skip
     run.hooks.gauges = books.metrics
     if isinstance(books, StreamBooks):
         run.hooks.published = books.advance
     keep_checkpoints(run, parts, keeper)
+    judge_first_value(run)
     return run
 
 
@@ -262,6 +333,25 @@ def _first_tasks(parts: Parts, config: Config) -> list[Task]:
     from surefoot.data.large.large_stream import LargeTaskStream
 
     return LargeTaskStream(parts.train, config.seed).take(n)
+
+
+def _mixture(parts: Parts, config: Config) -> Mixture:
+    """The data sets of the training tasks; of a streamed file, those among the first tasks that the run visits."""
+    if not config.stream_tasks:
+        names = {task.dataset for task in parts.train}
+        return mixture_of(TaskStream(parts.train, config.seed).take(len(parts.train)) if len(names) > 1 else ())
+    from surefoot.data.large.large_stream import LargeTaskStream
+
+    return mixture_of(LargeTaskStream(parts.train, config.seed).take(min(_STREAMED, len(parts.train))))
+
+
+def _warn_of_many(mixture: Mixture, view: View) -> None:
+    if mixture.total > len(mixture.tasks) > 0:
+        view.warn(
+            f"the tasks belong to {mixture.total} data sets: only the {len(mixture.tasks)} largest are looked at by "
+            "themselves, before step 1 and in the metrics",
+            "give small ones a name in common in the column dataset",
+        )
 
 
 def _make_books(around: Surroundings, parts: Parts, successes: SuccessCurriculum | None) -> RunBooks | StreamBooks:
@@ -284,6 +374,10 @@ def closing_books(run: Run) -> Iterator[None]:
 
     try:
         yield
+    except (RewardError, ToolError):
+        if isinstance(run.books, StreamBooks):
+            run.books.graders_failed()
+        raise
     finally:
         if isinstance(run.books, StreamBooks):
             run.books.close()

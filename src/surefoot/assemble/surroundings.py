@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ class Surroundings:
     stop: StopSignals
     view: View
     lookout: Lookout
+    began: float = field(default_factory=time.perf_counter)
+    """When this life of the run began."""
     later: ExitStack = field(default_factory=ExitStack)
     """What else has to be closed, the last one first: the runtime with its processes, above all."""
 

@@ -15,12 +15,28 @@ from typing import Annotated, Optional
 
 import typer
 
-from surefoot.cli import bisect, check, commands, demo, ledger, probe_reward, report, runner, status, suite, trend
+from surefoot.cli import (
+    bisect,
+    check,
+    commands,
+    demo,
+    evaluate,
+    ledger,
+    probe_reward,
+    report,
+    runner,
+    status,
+    suite,
+    tools,
+    trend,
+)
 from surefoot.cli.exits import guarded
+from surefoot.cli.overview import Overview
+from surefoot.stopping import COMMAND
 
 app = typer.Typer(
     name="surefoot",
-    help="GRPO you can trust: train language models, and know that the training did what it said.",
+    cls=Overview,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -40,6 +56,20 @@ _Words = Annotated[
 ]
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        sys.exit(guarded(commands.version))
+
+
+@app.callback()
+def surefoot(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_say_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """GRPO you can trust: train language models, and know that the training did what it said."""
+
+
 @app.command(context_settings=_PASS_ON)
 def train(
     words: _Words = None,
@@ -48,39 +78,40 @@ def train(
         Optional[Path],  # noqa: UP045
         typer.Option("--resume", metavar="RUN", help="Go on with an interrupted run.", show_default=False),
     ] = None,
+    start_tools: Annotated[
+        bool, typer.Option("--start-tools", help="With --dry-run: start the tool servers too and check their tools.")
+    ] = False,
 ) -> None:
     """Train a model by CONFIG; without it, the built-in run: sums on two cores, about a minute.
 
     CONFIG is a .toml or .yaml file; every key can be set after it, as max_steps=5 or --max-steps 5.
-    A run that was stopped or killed goes on with --resume RUN, bit for bit as if nothing had happened.
+    A run that was stopped or killed goes on with --resume RUN, bit for bit as if nothing had happened. One that is over
+    is made longer with --resume RUN max_steps=N.
     """
     if resume is not None:
         sys.exit(guarded(partial(commands.resume, resume, [*(words or []), *(["--dry-run"] if dry_run else [])])))
-    sys.exit(guarded(partial(commands.plan if dry_run else commands.train, words or [])))
-
-
-@app.command("eval")
-def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/20260101-120000-run.")],
-    checkpoint: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Which checkpoint: step_50, or best; the last one when left out.", show_default=False),
-    ] = None,
-    url: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="An OpenAI-compatible server that answers instead, in RUN's token ids.", show_default=False),
-    ] = None,
-) -> None:
-    """Answer the held-out tasks of RUN again, with the weights it saved, or with what a server at --url serves."""
-    sys.exit(guarded(partial(commands.evaluate, run, checkpoint, url)))
+    if start_tools and not dry_run:
+        sys.exit(guarded(commands.refuse_start_tools))
+    action = partial(commands.plan, start_tools=start_tools) if dry_run else commands.train
+    sys.exit(guarded(partial(action, words or [])))
 
 
 @app.command(context_settings=_PASS_ON)
 def config(
-    words: _Words = None,
+    words: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(
+            metavar="WORD | CONFIG | KEY=VALUE",
+            help="A word to search for, or a .toml or .yaml file, or overrides.",
+            show_default=False,
+        ),
+    ] = None,
     toml: Annotated[bool, typer.Option("--toml", help="As a TOML file that can be edited and trained.")] = False,
 ) -> None:
-    """Print every key with its default and what it does; with CONFIG or KEY=VALUE, the resolved values."""
+    """Print every key; with WORD those about it, with CONFIG or KEY=VALUE the resolved values.
+
+    WORD is looked for in names, help, and what TRL, verl, NeMo RL, prime-rl, OpenRLHF and unsloth call things.
+    """
     sys.exit(guarded(partial(commands.show_config, words or [], toml=toml)))
 
 
@@ -90,7 +121,7 @@ def version() -> None:
     sys.exit(guarded(commands.version))
 
 
-for _part in (status, report, ledger, probe_reward, check, trend, bisect, suite, runner, demo):
+for _part in (evaluate, status, report, ledger, probe_reward, tools, check, trend, bisect, suite, runner, demo):
     _part.add_to(app)
 
 
@@ -98,4 +129,6 @@ def main() -> None:
     """Entry point of the `surefoot` command."""
     # Looking for pydantic plugins reads the metadata of every installed package: a tenth of a config error's time.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    if sys.argv[1:2] == ["train"]:
+        COMMAND.listen()
     app()

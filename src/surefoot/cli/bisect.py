@@ -16,6 +16,7 @@ _HELP = """Find the first commit that broke something: surefoot bisect --good RE
 
 CMD is run at commits between GOOD and BAD. Exit 0: good; 1 to 124: bad; 125, 126, 127: cannot tell, skip; 128 and
 above: abort with the log saved. A commit without the script that CMD names, or that cannot be built, is skipped.
+`surefoot ...` as CMD is bad only when a check, a suite's recipe or the trainer's own verdict failed.
 
 --good=introduced PATH: GOOD is the earliest commit that has PATH.
 
@@ -101,6 +102,9 @@ _SkipCode = Annotated[
     _MaybeCodes,
     typer.Option("--skip-code", metavar="N", help="An exit code that also means: cannot tell.", show_default=False),
 ]
+_CrashIsBad = Annotated[
+    bool, typer.Option("--crash-is-bad", help="Blame a commit at which the training crashes; else it is skipped.")
+]
 _RequireEnv = Annotated[
     _MaybeTexts,
     typer.Option(
@@ -169,6 +173,7 @@ def bisect(
     rebuild: _Rebuild = None,
     venv_cache: _VenvCache = None,
     skip_code: _SkipCode = None,
+    crash_is_bad: _CrashIsBad = False,
     require_env: _RequireEnv = None,
     metric: _Metric = None,
     worse_than: _WorseThan = None,
@@ -197,6 +202,7 @@ def _bisect(given: dict[str, Any]) -> int:
     from surefoot.harness.bisect.options import Options
 
     same = "good bad replay no_reset save_dir save_log skip_good_check rebuild venv_cache metric worse_than".split()
+    same += ["crash_is_bad"]
     same += "higher_is_worse margin metrics_at flaky repeat alpha max_samples sed extra_args reason stat".split()
     lists = {"command": "words", "sets": "sets", "relax": "relax", "drop_checks": "drop_check"}
     lists |= {"skip_codes": "skip_code", "require_env": "require_env"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Annotated, Optional, TextIO
 import typer
 
 from surefoot.cli.exits import guarded
+from surefoot.cli.overview import WholeLines
 
 _Source = Annotated[
     Path,
@@ -22,7 +24,9 @@ _Source = Annotated[
 ]
 _Folder = Annotated[Path, typer.Option("--folder", "--baselines", help="Where baselines are stored.")]
 _FOLDER = Path("surefoot-baselines")
-_baseline = typer.Typer(no_args_is_help=True, help="Stored runs, from which bands are derived.", rich_markup_mode=None)
+_baseline = typer.Typer(
+    cls=WholeLines, no_args_is_help=True, help="Stored runs, from which bands are derived.", rich_markup_mode=None
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -53,7 +57,10 @@ def check(
     ] = None,
     baselines: Annotated[Path, typer.Option("--baselines", help="Where baselines are stored.")] = _FOLDER,
 ) -> None:
-    """Judge SOURCE by each EXPR: exit 0 all pass, 1 some fail, 2 an expression is refused, 3 SOURCE cannot be read."""
+    """Judge SOURCE by each EXPR: exit 0 all pass, 1 some fail, 2 an expression is refused, 3 SOURCE cannot be read.
+
+    Without EXPR the metrics of SOURCE are listed, and the exit code is 2: no check is no evidence.
+    """
     given = list(expressions or [])
     sys.exit(guarded(partial(_check, source, given, checks_file, as_json, junit, baseline, baselines)))
 
@@ -68,15 +75,28 @@ def _check(
     baselines: Path,
 ) -> int:
     from surefoot.harness.baseline import Baselines
-    from surefoot.harness.checks.command import judge_source, write_junit
+    from surefoot.harness.checks.command import all_checks, judge_source, write_junit
     from surefoot.harness.tables import terminal_width
 
+    if not all_checks(expressions, checks_file):
+        return _list_metrics(source, as_json)
     report, notes = judge_source(source, expressions, checks_file, Baselines(baselines, baseline))
     if junit is not None:
         write_junit(junit, report)
     _print(notes, file=sys.stderr)
     _print([report.as_json() if as_json else report.as_table(terminal_width())])
-    return 0 if report.status == "PASS" else 1
+    return report.exit_code
+
+
+def _list_metrics(source: Path, as_json: bool) -> int:
+    """What could be asked about; then the refusal all the same, since nothing was judged."""
+    from surefoot.harness.checks.command import list_metrics, metric_facts, nothing_judged
+    from surefoot.harness.sources import load_metrics
+
+    metrics = load_metrics(source)
+    _print([json.dumps({"metrics": metric_facts(metrics)}, indent=2) if as_json else list_metrics(metrics)])
+    sys.stdout.flush()  # before the refusal, which goes to the other stream
+    raise nothing_judged(metrics)
 
 
 def dump(

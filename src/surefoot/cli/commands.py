@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
+    from surefoot.cli.evaluate import EvalOutput
     from surefoot.config_load import LoadedConfig
 
 
@@ -27,57 +29,78 @@ def train(words: Sequence[str]) -> int:
 
 
 def resume(run: Path, words: Sequence[str]) -> int:
-    """Go on with an interrupted run; the verdict's exit code."""
-    if words:
-        raise ConfigError(
-            f"--resume takes no config and no overrides, and got {' '.join(words)!r}",
-            "a resumed run is the same run: other settings would make it another one that bears its name",
-            "leave them out, or start a new run from a checkpoint of this one: model=RUN/checkpoints/step_N",
-        )
+    """Go on with an interrupted run, or make one longer; the verdict's exit code."""
+    max_steps = _new_length(words) if words else None
     from surefoot import assemble
     from surefoot.assemble.resume import load_run_config
     from surefoot.store.run_folder import RunFolder
     from surefoot.tracking.console import open_view
 
-    view = open_view(load_run_config(RunFolder.open(run)).config.max_steps)
+    view = open_view(max_steps or load_run_config(RunFolder.open(run)).config.max_steps)
     try:
-        outcome = assemble.resume(run, view=view)
+        outcome = assemble.resume(run, view=view, max_steps=max_steps)
     finally:
         view.close()
     return outcome.exit_code
 
 
-def plan(words: Sequence[str]) -> int:
+def _new_length(words: Sequence[str]) -> int:
+    """The one thing that may be said of a run that goes on."""
+    from surefoot.config_load.overrides import parse_overrides
+
+    found, problems = parse_overrides(words)
+    values = [value for key, value in found if key == "max_steps"]
+    if problems or len(found) != 1 or len(values) != 1 or type(values[0]) is not int or values[0] < 1:
+        raise ConfigError(
+            f"--resume takes max_steps=N and nothing else, and got {' '.join(words)!r}",
+            "a resumed run is the same run: other settings would make it another one that bears its name",
+            "leave them out, or start a new run from a checkpoint of this one: model=RUN/checkpoints/step_N",
+        )
+    return int(values[0])
+
+
+def plan(words: Sequence[str], *, start_tools: bool = False) -> int:
     """`train --dry-run`."""
     loaded = _load(words)
     from surefoot.dry_run import dry_run
 
-    _print(dry_run(loaded))
+    _print(dry_run(loaded, start_tools=start_tools))
     return 0
 
 
-def evaluate(run: Path, checkpoint: str | None, url: str | None) -> int:
-    """Evaluate a finished run's weights on its held-out tasks."""
-    from surefoot.store.run_folder import RunFolder
+def refuse_start_tools() -> int:
+    """`train --start-tools` without `--dry-run`."""
+    raise ConfigError(
+        "--start-tools goes with --dry-run", "a run starts its tools anyway",
+        "add --dry-run to check them only, or leave it out",
+    )  # fmt: skip
 
-    RunFolder.open(run)
-    from surefoot.assemble.evaluate import evaluate as evaluate_run
-    from surefoot.tracking.console import open_view
 
-    view = open_view(0)
+def evaluate(
+    target: str, wanted: tuple[Any, ...], *, checkpoint: str | None, url: str | None, output: EvalOutput
+) -> int:
+    """Answer tasks with a run's weights or a model's, and print what was found; `wanted` makes an `Asked`."""
+    from surefoot.assemble.evaluate import Asked
+    from surefoot.assemble.evaluate import evaluate as evaluate_target
+    from surefoot.tracking.console import PlainView, open_view
+
+    view = PlainView(0, sys.stderr) if output.as_json else open_view(0)
     try:
-        metrics = evaluate_run(run, checkpoint, view, url=url)
+        found = evaluate_target(target, checkpoint, view, url=url, asked=Asked(*wanted))
     finally:
         view.close()
-    _print(f"{name:<32} {value}" for name, value in metrics.items())
+    output.show(found)
     return 0
 
 
 def show_config(words: Sequence[str], *, toml: bool) -> int:
-    """Print every key; resolved values when a config or overrides are given, defaults otherwise."""
+    """Print every key, or those about a word; resolved values when a config or overrides are given."""
     from surefoot.config_load import describe_keys, dump_toml
+    from surefoot.config_load.search import is_search, search
 
-    if toml or words:
+    if words and not toml and is_search(words[0]):
+        _print(search(words))
+    elif toml or words:
         loaded = _load(words)
         _print([f"# {note}" for note in loaded.notes])
         _print([dump_toml(loaded.config, docs=True).rstrip("\n")])

@@ -10,6 +10,7 @@ from typing import Annotated, Optional
 import typer
 
 from surefoot.cli.exits import guarded
+from surefoot.cli.overview import WholeLines
 
 _Out = Annotated[
     Optional[Path],  # noqa: UP045 - typer resolves this spelling in every version we allow
@@ -21,7 +22,8 @@ _Out = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    demo = typer.Typer(no_args_is_help=True, help="Small runs in which something goes wrong, and what stops it.")
+    about = "Small runs in which something goes wrong, and what stops it."
+    demo = typer.Typer(cls=WholeLines, no_args_is_help=True, help=about)
     demo.callback()(_demo)
     demo.command("hack")(hack)
     app.add_typer(demo, name="demo")

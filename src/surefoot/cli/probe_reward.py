@@ -14,10 +14,9 @@ from surefoot.cli.exits import guarded
 
 if TYPE_CHECKING:
     from surefoot.assemble.inputs import Inputs
-    from surefoot.config_load import LoadedConfig
     from surefoot.envs.rewards.reward_pool import RewardPool
-    from surefoot.envs.verify.reward_probe import KindReport, ProbeReport, Scored
-    from surefoot.records import Task
+    from surefoot.envs.verify.reward_pay import Pay
+    from surefoot.envs.verify.reward_probe import KindReport, ProbeReport
 
 SHOWN = 6
 """Findings printed per kind; --json has all."""
@@ -46,27 +45,25 @@ def probe_reward(
     """Ask the reward of CONFIG about answers whose worth is known: right, empty and cleverly wrong ones, twice.
 
     Exits 0 when it tells them apart, 1 when it does not or when there is no gold answer to ask about, 4 when it cannot
-    be run at all. No model is needed.
+    be run at all. No model is needed, and no tool server: where there are tools, answers come as messages.
     """
     sys.exit(guarded(partial(_probe, words or [], tasks, adversarial, full, as_json)))
 
 
 def _probe(words: Sequence[str], tasks: int, adversarial: int, full: float | None, as_json: bool) -> int:
     from surefoot.assemble.inputs import read_inputs
+    from surefoot.assemble.probing import probe_pool
     from surefoot.cli.commands import _load
-    from surefoot.envs.rewards.reward_pool import RewardPool
     from surefoot.envs.verifiers import verifier_reward, verifier_scorer
     from surefoot.records import Verdict
 
     loaded = _load(words)
     inputs = read_inputs(loaded.config, loaded.base)
+    _refuse_a_world(inputs)
     if verifier_reward in inputs.functions.values():
         verifier_scorer(inputs.task_set.tasks)  # refuses by name what no verifier can judge
-    with RewardPool(
-        {name: inputs.functions[name] for name in inputs.weights}, workers=loaded.config.reward_workers,
-        timeout_s=loaded.config.reward_timeout_s, memory_mb=loaded.config.reward_memory_mb,
-    ) as pool:  # fmt: skip
-        report = _ask(loaded, inputs, pool, tasks, adversarial, full)
+    with probe_pool(loaded.config, inputs, loaded.config.reward_workers) as pool:
+        report = _ask(inputs, pool, tasks, adversarial, full)
         _refuse_if_silent(report, inputs, pool)
     if as_json:
         print(json.dumps(_as_json(report), indent=2))
@@ -75,35 +72,27 @@ def _probe(words: Sequence[str], tasks: int, adversarial: int, full: float | Non
     return 0 if report.verdict is Verdict.PASS else 1
 
 
-def _ask(
-    loaded: LoadedConfig, inputs: Inputs, pool: RewardPool, tasks: int, adversarial: int, full: float | None
-) -> ProbeReport:
-    from surefoot.envs.single_turn import SingleTurnEnvironment
-    from surefoot.envs.verify.reward_probe import Scored, probe_reward
-    from surefoot.records import Rollout, Turn
-
-    environment = SingleTurnEnvironment(pool, inputs.weights)
-
-    def score(asked: Sequence[Task], answers: Sequence[str]) -> list[Scored]:
-        """The reward that training would give: the same environment, on rollouts that say just this."""
-        rollouts = [
-            Rollout(task.id, "0", row, (Turn((0,), (0,), (0.0,), 0, text=answer),))
-            for row, (task, answer) in enumerate(zip(asked, answers, strict=True))
-        ]
-        return [Scored(grade.reward, grade.failure) for grade in environment.grade(asked, rollouts)]
+def _ask(inputs: Inputs, pool: RewardPool, tasks: int, adversarial: int, full: float | None) -> ProbeReport:
+    from surefoot.assemble.probing import Asker, full_mark, kind_of
+    from surefoot.envs.verify.reward_probe import probe_reward
 
     return probe_reward(
-        score, inputs.task_set.tasks, k=adversarial, per_kind=tasks, full=full, kind_of=partial(_kind, loaded, inputs)
-    )
+        Asker(inputs, pool), inputs.task_set.tasks, k=adversarial, per_kind=tasks, full=full,
+        kind_of=partial(kind_of, inputs), busy=None if inputs.tools is None else Asker(inputs, pool, calls=True),
+        full_mark=full_mark(inputs),
+    )  # fmt: skip
 
 
-def _kind(loaded: LoadedConfig, inputs: Inputs, task: Task) -> str:
-    """How tasks are grouped: by verifier, by built-in scorer, or under the names of the user's functions."""
-    from surefoot.envs.verify.verifier_kinds import TYPE, problem_of
+def _refuse_a_world(inputs: Inputs) -> None:
+    """Where no function judges, there is nobody to ask."""
+    from surefoot.errors import RewardError
 
-    if loaded.config.reward_funcs:
-        return "+".join(inputs.weights)
-    return str(problem_of(task.columns).get(TYPE) or inputs.task_set.scorer)
+    if not inputs.weights:
+        raise RewardError(
+            "no reward function judges this run: the rollouts' own world does",
+            "what it says depends on what was done in it, and nothing is played here",
+            "look at `surefoot report RUN` after a few steps, or add reward_funcs",
+        )
 
 
 def _refuse_if_silent(report: ProbeReport, inputs: Inputs, pool: RewardPool) -> None:
@@ -153,6 +142,7 @@ def _story(kind: KindReport) -> Iterator[str]:
         yield f"  {kind.kind}: {kind.without_gold} task(s) have no gold answer (looked for in {places})"
     if kind.full is not None and kind.highest is not None:
         yield f"  {kind.kind}: full reward {kind.full:g}; the best wrong answer earned {kind.highest:g}"
+    yield from (f"  {kind.kind}: {line}" for line in (() if kind.pay is None else kind.pay.lines()))
     seen: dict[tuple[str, str], int] = {}
     for finding in kind.findings:
         key = (finding.check, finding.trap)
@@ -169,12 +159,22 @@ def _as_json(report: ProbeReport) -> dict[str, Any]:
         {
             "kind": kind.kind, "verdict": str(kind.verdict), "tasks": kind.tasks, "without_gold": kind.without_gold,
             "full": kind.full, "highest_adversarial": kind.highest, "asked": kind.asked,
-            "wrong": {check: kind.wrong(check) for check in (*kind.asked, "missing")},
+            "wrong": {check: kind.wrong(check) for check in (*kind.asked, "pay", "missing")},
+            "pay": None if kind.pay is None else _pay_as_json(kind.pay),
             "findings": [finding._asdict() for finding in kind.findings],
         }
         for kind in report.kinds
     ]  # fmt: skip
     return {"verdict": str(report.verdict), "kinds": kinds}
+
+
+def _pay_as_json(pay: Pay) -> dict[str, Any]:
+    """What right, wrong and empty answers earn on average, and whether a run with this reward would be refused."""
+    columns = ("right", "wrong", "nonsense", "guesses", "empty", "busy")
+    return {
+        "form": pay.way.form, "calls": pay.way.calls, "compares": pay.compares, "unsteady": pay.unsteady,
+        "refused": [refusal.check for refusal in pay.refusals()], **{name: pay.mean(name) for name in columns},
+    }  # fmt: skip
 
 
 def _print(lines: Iterator[str]) -> None:

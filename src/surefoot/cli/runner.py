@@ -11,6 +11,7 @@ from typing import Annotated, Optional
 import typer
 
 from surefoot.cli.exits import guarded
+from surefoot.cli.overview import WholeLines
 
 _DATA = Path(".surefoot/coverage")
 _Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="Where the data of all runs is kept.")]
@@ -29,7 +30,9 @@ def add_to(app: typer.Typer) -> None:
     """Register `test` and `cover`."""
     as_it_stands = {"ignore_unknown_options": True, "allow_extra_args": True}
     app.command("test", context_settings=as_it_stands, add_help_option=False)(test)
-    group = typer.Typer(no_args_is_help=True, help="Coverage of a command and every Python process below it.")
+    group = typer.Typer(
+        cls=WholeLines, no_args_is_help=True, help="Coverage of a command and every Python process below it."
+    )
     group.command("run", context_settings={"allow_interspersed_args": False})(cover_run)
     group.command("report")(cover_report)
     app.add_typer(group, name="cover")

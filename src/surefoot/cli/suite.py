@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from surefoot.cli.exits import guarded
+from surefoot.cli.overview import WholeLines
 
 if TYPE_CHECKING:
     from surefoot.harness.suites.session import Request
@@ -25,7 +26,7 @@ _Suites = Annotated[
         show_default=False,
     ),
 ]
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="A suite, such as nightly for suites/nightly.toml.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="A suite: nightly, or suites/nightly.toml.")]
 _Recipes = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--recipe", metavar="R", help="Only this recipe; may be given again.", show_default=False),
@@ -51,7 +52,7 @@ _Reason = Annotated[
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Print commands and GPU-hours, create nothing.")]
 _Out = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--out", metavar="DIR", help="Where runs go; runs/suites when left out.", show_default=False),
+    typer.Option("--out", metavar="DIR", help="Where runs go; default runs/suites.", show_default=False),
 ]
 _Extra = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -61,7 +62,9 @@ _Extra = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Register the group."""
-    group = typer.Typer(no_args_is_help=True, help="Recipes, executors, verdicts: run a suite and judge it.")
+    group = typer.Typer(
+        cls=WholeLines, no_args_is_help=True, help="Recipes, executors, verdicts: run a suite and judge it."
+    )
     for command in (list_suites, run, launch, check, package, report):
         group.command("list" if command is list_suites else command.__name__)(command)
     app.add_typer(group, name="suite")
@@ -84,7 +87,11 @@ def run(
     ] = None,
     suites: _Suites = None,
 ) -> None:  # fmt: skip
-    """Train every recipe of a suite and judge it by its checks. 0 only when all pass."""
+    """Train every recipe of a suite and judge it by its checks. 0 only when all pass.
+
+    Exit: 0 PASS, 1 a check failed, 2 usage or arguments that the trainer rejects, 3 nobody can tell, 70 the trainer
+    broke, 74 disk or memory full (also SIGKILL), 75 stopped, 76 out of time.
+    """
 
     def action() -> int:
         from surefoot.harness.suites import session
@@ -182,9 +189,8 @@ def _check(name: str, suites: Path | None) -> int:
     from surefoot.harness.suites.rules import check_suite
     from surefoot.harness.tables import table
 
-    folder, _ = session.suites_folder(suites, Path.cwd())
     suite = session.find_suite(name, suites, Path.cwd())
-    findings = check_suite(suite, folder)
+    findings = check_suite(suite, suite.path.parent)
     rows = [
         [str(finding.status), finding.rule, problem] for finding in findings for problem in finding.problems or ("",)
     ]
@@ -203,7 +209,7 @@ def _request(
     set_, relax, drop, reason = changes
     overrides = Overrides(tuple(set_ or ()), tuple(relax or ()), tuple(drop or ()), reason)
     suite = session.find_suite(name, suites, Path.cwd())
-    return session.make_request(suite, recipes or [], overrides, extra or [], executor, out)
+    return session.make_request(suite, recipes or [], overrides, extra or [], executor, out, os.environ)
 
 
 def _say(text: str) -> None:

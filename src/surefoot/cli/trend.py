@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from surefoot.cli.exits import guarded
+from surefoot.cli.overview import WholeLines
 
 if TYPE_CHECKING:
     from surefoot.harness.assets import Asset, State
@@ -27,7 +28,9 @@ _Manifest = Annotated[
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command()(trend)
-    assets = typer.Typer(no_args_is_help=True, help="Build, list and check what tests need built ahead of time.")
+    assets = typer.Typer(
+        cls=WholeLines, no_args_is_help=True, help="Build, list and check what tests need built ahead of time."
+    )
     assets.command("build")(build)
     assets.command("list")(list_assets)
     assets.command("check")(check)

@@ -17,12 +17,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from surefoot.config import Config
+from surefoot.config_load import foreign
 from surefoot.config_load.files import WHY
-from surefoot.config_load.keys import ALIASES, all_keys, allowed, hint, nearest, tables
+from surefoot.config_load.keys import ALIASES, SETS, all_keys, allowed, hint, nearest, tables
+from surefoot.config_tables import EvalSetConfig
 from surefoot.errors import ConfigError
 
+COMMAND_LINE = "command line"
+"""The place of what stood there."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A run name becomes part of a folder's name."""
+_YAML_PLACE = re.compile(r"\.ya?ml(:\d+)?$")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000
 """Bytes; what the usual file systems take, with room for what a run puts below its folder."""
 
@@ -40,27 +45,61 @@ class Draft:
     """Keys whose value is not what was meant; rules about them would only confuse."""
     suspects: set[str] = field(default_factory=set)
     """Keys that a misspelt one probably meant; doubted unless they were also written rightly."""
+    from_trl: bool = False
+    """Whether a name or a value was written as only TRL has it."""
 
     def add(self, path: str, value: Any, place: str, earlier: Mapping[str, str]) -> str | None:
         """Take one value from `place`; returns the key it belongs to, None when it was refused.
 
         `earlier` holds the keys already taken from the same source, with their places.
         """
+        if path.startswith(SETS + "."):
+            return self._add_to_set(path, value, place, earlier)
         name = ALIASES.get(path, path)
         if path in tables():
-            self.problem(place, f"{path} = {_shown(value)}: must be a table, written as [{path}]")
+            row = foreign.find(path)
+            more = f"; {row.hint(typed=place == COMMAND_LINE)}" if row else ""
+            self.problem(place, f"{path} = {_shown(value)}: must be a table, written as [{path}]{more}")
             return None
         if name not in all_keys():
-            self.problem(place, f"unknown key {path}; {hint(path)}")
-            self.suspects.update(nearest(path))
+            self.problem(place, f"unknown key {path}; {hint(path, typed=place == COMMAND_LINE)}")
+            row = foreign.find(path)
+            self.suspects.update(nearest(path) if row is None else row.keys)
+            self.from_trl |= row is not None and bool({"trl", "trl_trainer"} & row.owners(path))
             return None
         if name in earlier:
             self.problem(place, f"{path} is given twice, also at {earlier[name]}; keep one")
             return None
         if name != path:
             self.notes.append(f"{path} is read as {name}")
-        self.values[name], self.places[name] = value, place
+            self.from_trl |= path in foreign.names_of("trl")
+        read = foreign.read_form(name, value)
+        if read is not value:
+            self.notes.append(f"{name} = {_shown(value)} is read as {_shown(read)}")
+            self.from_trl = True
+        self.values[name], self.places[name] = read, place
         return name
+
+    def _add_to_set(self, path: str, value: Any, place: str, earlier: Mapping[str, str]) -> str | None:
+        """`eval_sets.NAME` or one field of it, beside what an earlier source said of the others."""
+        name, _, key = path.removeprefix(SETS + ".").partition(".")
+        if key and key not in EvalSetConfig.model_fields:
+            self.problem(place, f"unknown key {path}; a set takes {', '.join(EvalSetConfig.model_fields)}")
+            return None
+        if path in earlier:
+            self.problem(place, f"{path} is given twice, also at {earlier[path]}; keep one")
+            return None
+        given = self.values.get(SETS, {})
+        if not isinstance(given, dict):
+            return None  # what stands there is refused as a whole
+        known = given.get(name, {})
+        known = {"tasks": known} if isinstance(known, str) else known
+        if not key and isinstance(value, str) and any(each.startswith(f"{path}.") for each in earlier):
+            key = "tasks"  # the same source said more of this set before
+        whole = {**known, key: value} if key and isinstance(known, dict) else value
+        self.values[SETS], self.places[path] = {**given, name: whole}, place
+        self.places.setdefault(SETS, place)
+        return path
 
     def problem(self, place: str, text: str) -> None:
         """Note one problem; the place leads where it is known."""
@@ -86,12 +125,17 @@ class Draft:
             return Config.model_validate(nest(self.values))
         except ValidationError as error:
             bad = {_dotted(item["loc"]): item for item in error.errors(include_url=False)}
+            of_sets = [item["loc"] for item in error.errors(include_url=False) if item["loc"][0] == SETS]
         for path, item in bad.items():
             self.doubted.add(path)
-            if item["type"] == "missing":
+            if path == SETS and isinstance(self.values[SETS], dict):
+                for location in of_sets:
+                    self.problem(self.places.get(SETS, ""), _set_problem(location, self.values[SETS]))
+            elif item["type"] == "missing":
                 self.problem("", f"{path} is missing: {all_keys()[path].doc}")
             else:
-                self.problem(self.places.get(path, ""), _type_problem(path, self.values[path]))
+                place = self.places.get(path, "")
+                self.problem(place, _type_problem(path, self.values[path], yaml=bool(_YAML_PLACE.search(place))))
         stand_in = dict.fromkeys(("model", "tasks"), "missing")
         kept = {path: value for path, value in self.values.items() if path not in bad}
         try:
@@ -111,8 +155,14 @@ class Draft:
         return ConfigError(
             f"{self.source} has {len(self.problems)} problem(s):{lines}",
             WHY,
-            "correct the lines above; `surefoot config` prints every key with its default",
+            "correct the lines above; `surefoot config` prints every key with its default, `surefoot config WORD` those "
+            "about something" + self._defaults(),
         )
+
+    def _defaults(self) -> str:
+        """What whoever moves from TRL is told while they correct names; else nothing."""
+        lines = foreign.default_lines(self.values) if self.from_trl else []
+        return "".join(f"\n  {line}" for line in lines)
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -141,10 +191,26 @@ def _dotted(location: tuple[int | str, ...]) -> str:
     return f"{first}.{location[1]}" if first in tables() and len(location) > 1 else first
 
 
-def _type_problem(path: str, value: Any) -> str:
+def _set_problem(location: tuple[int | str, ...], sets: Mapping[str, Any]) -> str:
+    """What is wrong with one entry of `eval_sets`, by name."""
+    name, key = str(location[1]), str(location[2]) if len(location) > 2 else ""
+    form = f'write {name} = "FILE" or {name} = {{ tasks = "FILE", metric = "exact" }}'
+    if not key:
+        return f"{SETS}.{name} = {_shown(sets[name])}: must be text or a table; {form}"
+    field = EvalSetConfig.model_fields.get(key)
+    if field is None:
+        return f"unknown key {SETS}.{name}.{key}; a set takes {', '.join(EvalSetConfig.model_fields)}"
+    if key not in sets[name]:
+        return f"{SETS}.{name} has no {key}; {form}"
+    return f"{SETS}.{name}.{key} = {_shown(sets[name][key])}: must be {allowed(field.annotation)}"
+
+
+def _type_problem(path: str, value: Any, *, yaml: bool) -> str:
     key = all_keys()[path]
     line = f"{path} = {_shown(value)}: must be {allowed(key.annotation)}"
-    if isinstance(value, bool) and not key.takes(bool):
+    if known := foreign.value_hint(path, value):
+        return f"{line}; {known}"
+    if isinstance(value, bool) and not key.takes(bool) and yaml:
         line += "; YAML reads no, off, yes and on as true or false: put the word in quotes"
     elif isinstance(value, str) and key.takes(bool):
         line += ", without quotes"
@@ -178,6 +244,9 @@ def _path_problems(config: Config) -> Iterator[str]:
         for name in ("model", "tasks", "output_dir", "replay_pairs", "eval_metric", "chat_template")
     }
     named |= {f"tools.{name}": getattr(config.tools, name) for name in ("servers", "environment", "cassette")}
+    for name, keys in config.eval_sets.items():
+        named |= {f"eval_sets.{name}.tasks": keys.tasks, f"eval_sets.{name}.metric": keys.metric}
+    named["guard.calibrate_from"] = config.guard.calibrate_from
     lists = [("reward_funcs", config.reward_funcs), ("tools.functions", config.tools.functions)]
     for name, text in [*named.items(), *((name, text) for name, texts in lists for text in texts)]:
         if text and (why := _not_a_path(text)):
@@ -200,8 +269,19 @@ def _not_a_path(text: str) -> str | None:
 def _guard_problems(config: Config) -> Iterator[str]:
     """Settings of `[guard]` that would make a guard which looks like one and stops nothing."""
     guard = config.guard
-    if guard.ema_alpha > 1:
+    if guard.ema_alpha != "auto" and guard.ema_alpha > 1:
         yield f"guard.ema_alpha = {guard.ema_alpha}: must be at most 1"
+    if guard.max_length_ratio <= 1:
+        yield f"guard.max_length_ratio = {guard.max_length_ratio}: must be above 1"
+    if guard.require:
+        yield from _require_problems(config)
+    if guard.calibrate_from is not None and guard.mode == "off":
+        yield f"guard.calibrate_from = {guard.calibrate_from!r} with guard.mode = off: there is no guard to calibrate"
+    if guard.calibrate_from is not None and guard.kl_hard_stop is None and guard.max_proxy_real_gap is None:
+        yield (
+            f"guard.calibrate_from = {guard.calibrate_from!r} without guard.kl_hard_stop and guard.max_proxy_real_gap: "
+            "calibration only tightens limits that are set; set one of them"
+        )
     if guard.metric == "eval_accuracy" and config.eval_metric == "none":
         yield 'guard.metric = eval_accuracy with eval_metric = none: it is never measured; use guard.metric = "auto"'
     if guard.kl_hard_stop is not None and config.beta == 0:
@@ -216,6 +296,18 @@ def _guard_problems(config: Config) -> Iterator[str]:
         )
     if guard.rules is not None:
         yield from _rule_problems(guard.rules, {"kl": guard.kl_hard_stop, "gap": guard.max_proxy_real_gap})
+
+
+def _require_problems(config: Config) -> Iterator[str]:
+    if config.guard.mode == "off":
+        yield "guard.require = true with guard.mode = off: no guard is never armed; remove one of them"
+    if config.heldout_fraction == 0:
+        yield "guard.require = true with heldout_fraction = 0: a guard without held-out tasks sees nothing"
+    if not config.eval_on_start:
+        yield (
+            "guard.require = true with eval_on_start = false: whether it is armed depends on the first held-out value, "
+            "which has to be known before training"
+        )
 
 
 def _rule_problems(rules: tuple[str, ...], limits: Mapping[str, float | None]) -> Iterator[str]:

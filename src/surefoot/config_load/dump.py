@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel
+
 from surefoot.config import Config
-from surefoot.config_load.keys import Key, all_keys, allowed
+from surefoot.config_load.keys import Key, all_keys, allowed, topics
 
 
 def dump_toml(config: Config, *, docs: bool = False) -> str:
@@ -32,12 +34,20 @@ def dump_toml(config: Config, *, docs: bool = False) -> str:
 
 
 def describe_keys() -> Iterator[str]:
-    """For `surefoot config`: each key with its default, what it takes, and its docstring."""
+    """For `surefoot config`: each key with its default, what it takes, and its docstring, under its topic."""
+    for position, (heading, keys) in enumerate(topics().items()):
+        yield from ([""] if position else []) + [f"== {heading} =="]
+        for key in keys:
+            yield from describe_key(key)
+    yield from ("", "surefoot config WORD searches names, this help, and what other trainers call things")
+
+
+def describe_key(key: Key) -> Iterator[str]:
+    """One key for readers."""
     import textwrap
 
-    for key in all_keys().values():
-        yield f"{key.path} = {_default(key)}    ({allowed(key.annotation)})"
-        yield from textwrap.wrap(key.doc, 100, initial_indent="    ", subsequent_indent="    ")
+    yield f"{key.path} = {shown_default(key)}    ({allowed(key.annotation)})"
+    yield from textwrap.wrap(key.doc, 100, initial_indent="    ", subsequent_indent="    ")
 
 
 def toml_value(value: Any) -> str:
@@ -47,12 +57,18 @@ def toml_value(value: Any) -> str:
     if isinstance(value, str):
         # JSON's escapes are TOML's, except that TOML also wants DEL escaped and knows no surrogates.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, BaseModel):
+        return toml_value({name: each for name, each in value if each is not None})
+    if isinstance(value, dict):
+        inner = ", ".join(f"{name} = {toml_value(each)}" for name, each in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, tuple):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     return repr(value)
 
 
-def _default(key: Key) -> str:
+def shown_default(key: Key) -> str:
+    """The default of a key, as it would be written."""
     if key.field.is_required():
         return "(required)"
     default = key.field.default

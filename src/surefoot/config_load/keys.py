@@ -1,8 +1,10 @@
 """What is known about each key: its path, its kind in words, its neighbours, its names elsewhere.
 
-Owns       the list of dotted keys, the nearest-name hint, aliases, and what other trainers call things.
+Owns       the list of dotted keys with their topics, the nearest-name hint, and aliases.
 Promises   a key with one wrong character is answered with the right key.
-Never      reads a file or validates a value.
+Never      validates a value.
+
+Read next: `foreign.py`, what other trainers call things.
 """
 
 from __future__ import annotations
@@ -18,86 +20,31 @@ from pydantic.fields import FieldInfo
 
 from surefoot.config import Config
 
-ALIASES = {"group_size": "num_generations"}
+ALIASES = {
+    "group_size": "num_generations",
+    "vllm_gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "vllm_importance_sampling_correction": "importance_sampling_correction",
+    "vllm_importance_sampling_mode": "importance_sampling_mode",
+    "vllm_importance_sampling_clip_max": "importance_sampling_clip_max",
+    "vllm_importance_sampling_cap": "importance_sampling_clip_max",
+}
 """Accepted under this name, and said so in the notes."""
 
-_BENDS = "not supported: it bends the distribution that is sampled from, so logprobs no longer belong to the policy"
-_VLLM = 'use engine.kind = "vllm"; see engine.gpu_memory_utilization'
-_LORA = "not supported: every weight is trained"
-FOREIGN: dict[str, str] = {
-    **dict.fromkeys(["top_p", "top_k", "min_p", "repetition_penalty"], f"{_BENDS}; leave it out, or use temperature"),
-    **dict.fromkeys(["lr", "actor_lr", "learning_rates"], "use learning_rate"),
-    **dict.fromkeys(["kl_coef", "kl_loss_coef", "kl_ctl", "reference_policy_kl_penalty", "use_kl_loss"], "use beta"),
-    **dict.fromkeys(["kl_loss_type", "kl_penalty"], "use kl_estimator (k1, k2 or k3)"),
-    **dict.fromkeys(["clip_ratio", "clip_range", "cliprange", "eps_clip", "clip_ratio_low"], "use epsilon"),
-    **dict.fromkeys(["clip_ratio_high", "eps_clip_high"], "use epsilon_high"),
-    **dict.fromkeys(["clip_ratio_c", "eps_clip_higher"], "use delta"),
-    **dict.fromkeys(["n", "n_samples", "n_samples_per_prompt", "num_generations_per_prompt"], "use num_generations"),
-    **dict.fromkeys(["eval_n_samples_per_prompt", "val_num_generations_per_prompt"], "use num_generations_eval"),
-    **dict.fromkeys(
-        ["max_new_tokens", "max_tokens", "max_completion_tokens", "max_response_length", "max_generate_length"],
-        "use max_completion_length",
-    ),
-    **dict.fromkeys(
-        ["max_seq_length", "max_input_seq_length"], "use max_prompt_length (a filter) and max_completion_length"
-    ),
-    **dict.fromkeys(
-        ["per_device_train_batch_size", "batch_size", "train_batch_size", "num_prompts_per_step"],
-        "use tasks_per_step for the groups of one step and microbatch_size for the rollouts of one forward pass",
-    ),
-    **dict.fromkeys(
-        ["gradient_accumulation_steps", "ppo_mini_batch_size", "ppo_micro_batch_size_per_gpu"],
-        "use microbatch_size: the number of accumulation steps follows from it",
-    ),
-    **dict.fromkeys(
-        ["generation_batch_size", "steps_per_generation", "train_global_batch_size"],
-        "use tasks_per_step x num_generations rollouts, trained on num_iterations times",
-    ),
-    **dict.fromkeys(["ppo_epochs", "update_epochs_per_batch"], "use num_iterations"),
-    **dict.fromkeys(["num_train_epochs", "total_epochs", "epochs", "steps", "num_steps"], "use max_steps"),
-    **dict.fromkeys(["use_vllm", "vllm_mode", "vllm_gpu_memory_utilization"], _VLLM),
-    "use_liger_kernel": "not needed: logits are never built whole",
-    **dict.fromkeys(["bf16", "fp16"], 'use dtype = "bfloat16" or "float32"'),
-    **dict.fromkeys(["test_freq", "val_period", "eval_interval"], "use eval_steps"),
-    **dict.fromkeys(["val_before_train", "val_at_start", "eval_before_train"], "use eval_on_start"),
-    **dict.fromkeys(["save_freq", "save_interval"], "use save_steps"),
-    **dict.fromkeys(["loss_mode", "loss_agg_mode", "loss_aggregation", "policy_loss_type"], "use loss_type"),
-    **dict.fromkeys(["norm_adv_by_std_in_grpo", "normalize_rewards", "grpo_norm_by_std"], "use scale_rewards"),
-    **dict.fromkeys(["overlong_filtering", "apply_overlong_filtering"], "use mask_truncated_completions"),
-    **dict.fromkeys(
-        ["vllm_importance_sampling_correction", "use_tis", "truncated_importance_sampling_ratio"],
-        "use importance_sampling_correction, _mode and _clip_max",
-    ),
-    **dict.fromkeys(["sync_ref_model", "ref_model_sync_steps"], "use reference_sync_steps"),
-    **dict.fromkeys(["model_name_or_path", "model_name", "model_path"], "use model"),
-    **dict.fromkeys(["dataset", "dataset_name", "train_file", "train_files", "data"], "use tasks"),
-    **dict.fromkeys(
-        ["reward_fn", "reward_func", "reward_function", "reward_model"], 'use reward_funcs = ["file.py:f"]'
-    ),
-    **dict.fromkeys(["lora_rank", "lora_alpha", "lora_r", "use_peft", "lora_target_modules"], _LORA),
-    **dict.fromkeys(
-        ["max_off_policy_threshold", "max_trajectory_age_steps", "max_off_policy_steps", "max_head_offpolicyness"],
-        "use max_staleness, in weight versions",
-    ),
-    **dict.fromkeys(["logging_dir", "wandb_project"], "leave it out; numbers go to RUN/metrics.jsonl and report_to"),
-    **dict.fromkeys(["lr_scheduler", "scheduler"], "use lr_scheduler_type"),
-    **dict.fromkeys(["gradient_clipping", "clip_grad", "grad_clip"], "use max_grad_norm"),
-    **dict.fromkeys(["num_workers", "dataloader_num_workers"], "use reward_workers for reward processes"),
-    **dict.fromkeys(
-        ["max_tool_calling_iterations", "max_rollout_turns", "max_assistant_turns"],
-        "use max_turns, the answer included",
-    ),
-    **dict.fromkeys(["environment_factory", "env", "environment"], 'use tools.environment = "file.py:Class"'),
-    **dict.fromkeys(["tool_config_path", "mcp_servers", "mcpServers"], 'use tools.servers = "mcp.json"'),
-    **dict.fromkeys(
-        ["use_dynamic_sampling", "filter_groups", "dynamic_sampling_max_gen_batches", "max_num_gen_batches"],
-        "use dynamic_sampling_batches",
-    ),
-    "dryrun": "use --dry-run",
-    "log_completions": "use save_rollouts",
-    "warmup_ratio": "use warmup_steps",
+GROUPS = {
+    "model": "what to train, on what",
+    "output_dir": "length of the run",
+    "tasks_per_step": "one step",
+    "learning_rate": "optimiser",
+    "loss_type": "the loss",
+    "alpha_sdpo": "losses beside it",
+    "eval_steps": "evaluation and what is held out",
+    "preflight_tasks": "checks and the target",
+    "logging_steps": "logs, checkpoints, waiting",
 }
-"""What other trainers call it -> what to write here."""
+"""The first key of each topic -> its heading, as in config.py; a table is a topic of its own."""
+
+SETS = "eval_sets"
+"""The key whose entries the user names: `eval_sets.NAME` and `eval_sets.NAME.metric` are said of one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +87,21 @@ def tables() -> tuple[str, ...]:
     return tuple(name for name, field in Config.model_fields.items() if _table_of(field))
 
 
+@cache
+def topics() -> dict[str, tuple[Key, ...]]:
+    """Heading -> its keys, in the order of `config.py`: the topics of the keys outside tables, then each table."""
+    found: dict[str, list[Key]] = {}
+    heading = ""
+    for path, key in all_keys().items():
+        table = path.rpartition(".")[0]
+        if table:
+            doc = (Config.model_fields[table].annotation.__doc__ or "").splitlines()[0]
+            heading = f"[{table}] {doc.partition(': ')[2].rstrip('.')}"
+        heading = GROUPS.get(path, heading)
+        found.setdefault(heading, []).append(key)
+    return {heading: tuple(keys) for heading, keys in found.items()}
+
+
 def _table_of(field: FieldInfo) -> type[BaseModel] | None:
     annotation = field.annotation
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
@@ -165,16 +127,29 @@ def allowed(annotation: Any) -> str:
         elif typing.get_origin(member) is tuple:
             inner = allowed(typing.get_args(member)[0]).replace("a finite number", "numbers")
             parts.append(f"a list of {inner}")
+        elif typing.get_origin(member) is dict and allowed_names(member):
+            parts.append(f"a table of numbers for {', '.join(allowed_names(member))}")
+        elif typing.get_origin(member) is dict:
+            parts.append(
+                'a table of sets, NAME = "FILE" or NAME = { tasks = "FILE", metric = "exact", num_tasks = 200 }'
+            )
         elif member is not types.NoneType:
             parts.append(words[member])
     return " or ".join(parts)
 
 
-def hint(path: str) -> str:
-    """What to say after `unknown key PATH`: the right name, another trainer's name for it, or where to look."""
-    leaf = path.rsplit(".", 1)[-1]
-    if leaf in FOREIGN:
-        return FOREIGN[leaf]
+def allowed_names(member: Any) -> tuple[str, ...]:
+    """The names that a table's entries may have; empty where the user names them."""
+    names = typing.get_args(member)[0]
+    return typing.get_args(names) if typing.get_origin(names) is Literal else ()
+
+
+def hint(path: str, *, typed: bool = False) -> str:
+    """What to say after `unknown key PATH`: the right name, what another trainer's name is here, or where to look."""
+    from surefoot.config_load import foreign
+
+    if row := foreign.find(path):
+        return row.hint(typed=typed)
     if path.startswith("no_") and path[3:] in all_keys():
         return f"write {path[3:]}=false"
     names = nearest(path)

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config import Config
-from surefoot.config_load.check import Draft, flatten
+from surefoot.config_load import foreign
+from surefoot.config_load.check import COMMAND_LINE, Draft, flatten
 from surefoot.config_load.files import Parsed, parse_toml, read_config_file
+from surefoot.config_load.keys import SETS
 from surefoot.config_load.overrides import parse_overrides
+from surefoot.config_rules import BUILTIN as BUILTIN_NAME
 
 BUILTIN = "the built-in config"
 BUILTIN_FILE = Path(__file__).parent.parent / "assets" / "builtin.toml"
 BUILTIN_MODELS = ("pebble", "pebble_tools", "smollm2")
 """Names that never mean a folder, even where one of that name lies around."""
-COMMAND_LINE = "command line"
-_FILES = ("chat_template", "tools.servers", "tools.environment", "tools.cassette")
+_FILES = ("chat_template", "tools.servers", "tools.environment", "tools.cassette", "guard.calibrate_from")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,10 @@ class LoadedConfig:
         """The same origin with another config."""
         return replace(self, config=config)
 
+    def with_note(self, line: str) -> LoadedConfig:
+        """The same with one more line to show at the start."""
+        return replace(self, notes=(*self.notes, line))
+
     @property
     def resolved(self) -> Config:
         """The same config with absolute paths: what a run folder keeps, so that it can be read from anywhere."""
@@ -72,6 +78,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
             f"{target[0]} {target[1]} is the target of the built-in length: with max_steps set it is shown, not judged"
         )
     config = draft.build()
+    notes += _defaults(draft, written)
     base = path.parent.absolute() if path else Path.cwd()
     return LoadedConfig(config, base, tuple(notes), draft.source, frozenset(written), target)
 
@@ -82,7 +89,13 @@ def config_from_values(values: Mapping[str, Any], *, source: str, base: Path) ->
     for key, value in flatten(values):
         draft.add(key, value, "", {})
     config = draft.build()
-    return LoadedConfig(config, base, tuple(draft.notes), source, frozenset(draft.values))
+    notes = (*draft.notes, *_defaults(draft, set(draft.values)))
+    return LoadedConfig(config, base, notes, source, frozenset(draft.values))
+
+
+def _defaults(draft: Draft, written: set[str]) -> list[str]:
+    """Which defaults are not TRL's, for a config in TRL's words."""
+    return foreign.default_lines(written) if draft.from_trl or foreign.is_from_trl(written) else []
 
 
 def _builtin() -> Parsed:
@@ -113,12 +126,25 @@ def _from_here(key: str, value: Any) -> Any:
     """A path typed on the command line means the current folder, wherever the config file lies."""
     here = Path.cwd()
     if key in ("reward_funcs", "tools.functions") and isinstance(value, list):
-        return [_absolute_text(item, here) if isinstance(item, str) else item for item in value]
+        return [_function_from(item, here) if isinstance(item, str) else item for item in value]
     if key in ("output_dir", "replay_pairs", *_FILES) and isinstance(value, str):
-        return _absolute_text(value, here)
+        return value if key == "chat_template" and value.startswith(BUILTIN_NAME) else _absolute_text(value, here)
     if key in ("tasks", "model") and isinstance(value, str) and _is_path(value, here):
         return _absolute_text(value, here)
+    if key.startswith(SETS):
+        return _set_from(key.removeprefix(SETS).lstrip("."), value, here)
     return value
+
+
+def _set_from(path: str, value: Any, base: Path) -> Any:
+    """Paths in `eval_sets`, in one set of it, or in one field of a set; what is not a path stays as it is."""
+    name, _, field = path.partition(".")
+    if isinstance(value, dict):
+        return {key: _set_from(f"{name}.{key}" if name else key, each, base) for key, each in value.items()}
+    if not isinstance(value, str) or field not in ("", "tasks", "metric"):
+        return value
+    is_file = ".py:" in value if field == "metric" else _is_path(value, base)
+    return _absolute_text(value, base) if is_file else value
 
 
 def _absolute(config: Config, base: Path) -> Config:
@@ -129,16 +155,29 @@ def _absolute(config: Config, base: Path) -> Config:
     }
     if ".py:" in config.eval_metric:
         changed["eval_metric"] = _absolute_text(config.eval_metric, base)
-    changed["reward_funcs"] = tuple(_absolute_text(item, base) for item in config.reward_funcs)
+    changed[SETS] = {
+        name: keys.model_copy(update=_set_from(name, {"tasks": keys.tasks, "metric": keys.metric}, base))
+        for name, keys in config.eval_sets.items()
+    }
+    changed["reward_funcs"] = tuple(_function_from(item, base) for item in config.reward_funcs)
     for name in ("output_dir", "replay_pairs", "chat_template"):
-        if (given := getattr(config, name)) is not None:
+        given = getattr(config, name)
+        if given is not None and not (name == "chat_template" and given.startswith(BUILTIN_NAME)):
             changed[name] = _absolute_text(given, base)
     tools: dict[str, Any] = {"functions": tuple(_absolute_text(item, base) for item in config.tools.functions)}
     for name in ("servers", "environment", "cassette"):
         if (given := getattr(config.tools, name)) is not None:
             tools[name] = _absolute_text(given, base)
     changed["tools"] = config.tools.model_copy(update=tools)
+    if config.guard.calibrate_from is not None:
+        healthy = _absolute_text(config.guard.calibrate_from, base)
+        changed["guard"] = config.guard.model_copy(update={"calibrate_from": healthy})
     return config.model_copy(update=changed)
+
+
+def _function_from(text: str, base: Path) -> str:
+    """`file.py:function` below `base`; a function of ours has no file."""
+    return text if text.startswith("builtin:") else _absolute_text(text, base)
 
 
 def _is_path(value: str, base: Path) -> bool:

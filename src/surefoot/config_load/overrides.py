@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import Any
 
-from surefoot.config_load.keys import ALIASES, Key, all_keys
+from surefoot.config_load.keys import ALIASES, SETS, Key, all_keys
 
 Override = tuple[str, Any]
 
@@ -29,7 +29,7 @@ def parse_overrides(words: Sequence[str]) -> tuple[list[Override], list[str]]:
             continue
         name, equals, text = word.partition("=")
         dashed = name.startswith("--")
-        key = name.removeprefix("--").replace("-", "_")
+        key = _key(name.removeprefix("--"))
         if not key or (not dashed and (not equals or name.startswith("-"))):
             problems.append(f"{word!r}: neither KEY=VALUE nor --KEY VALUE")
             continue
@@ -41,6 +41,15 @@ def parse_overrides(words: Sequence[str]) -> tuple[list[Override], list[str]]:
             text = value
         found.append((key, parse_value(key, text)))
     return found, problems
+
+
+def _key(name: str) -> str:
+    """Dashes are read as underscores, except in the name that a set of `eval_sets` was given."""
+    table, dot, rest = name.partition(".")
+    table = table.replace("-", "_")
+    if table == SETS:
+        return table + dot + rest
+    return table + dot + rest.replace("-", "_")
 
 
 def _following(key: str, rest: list[str]) -> str | None:
@@ -58,6 +67,9 @@ def parse_value(key: str, text: str) -> Any:
     if known is not None and known.takes(NoneType) and text == "none":
         return None
     literal = _toml_literal(text)
+    named = key.removeprefix(SETS + ".").partition(".") if key.startswith(SETS + ".") else None
+    if named is not None and named[2] in ("", "tasks", "metric"):  # text, or for the whole set a table
+        return literal if isinstance(literal, str) or (isinstance(literal, dict) and not named[2]) else text
     if known is not None and known.takes(str):
         return literal if isinstance(literal, str) else text
     return text if literal is None else literal

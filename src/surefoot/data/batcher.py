@@ -27,7 +27,7 @@ ENOUGH, TOO_MUCH = 0.8, 1.2
 
 
 class TaskBatcher:
-    """Fills batches up to a target of expected turns.
+    """Fills batches up to a target of expected turns, for code of one's own: no run uses it.
 
     Args:
         target_turns: how many turns a batch should take in all.

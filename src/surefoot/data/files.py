@@ -31,7 +31,7 @@ MAX_LINE_BYTES = 10_000_000
 MAX_WHOLE_BYTES = 2**30
 """What a .json file may hold, and a Parquet file may unfold to: they are read whole, a .jsonl file line by line."""
 MAX_PROBLEMS = 10
-RESERVED = ("prompts", "completions")
+RESERVED = ("prompts", "completions", "completion_ids", "trainer_state")
 """Argument names of every reward function; a column of that name could not be handed over."""
 
 _PARQUET_ROWS = 256
@@ -131,8 +131,8 @@ def row_task(value: object, stem: str, copies: Counter[str]) -> Task:
     clash = [name for name in RESERVED if name in columns]
     if clash:
         raise RowProblem(f"column {clash[0]!r} has the name of an argument that reward functions already take")
-    source = columns.get("data_source")
-    return Task(id=task_id, prompt=prompt, columns=columns, dataset=source if isinstance(source, str) else stem)
+    named = [name for name in (columns.get("dataset"), columns.get("data_source")) if isinstance(name, str)]
+    return Task(id=task_id, prompt=prompt, columns=columns, dataset=named[0] if named else stem)
 
 
 def _content_hash(row: Mapping[str, object]) -> str:

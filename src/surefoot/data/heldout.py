@@ -268,20 +268,37 @@ def is_heldout(task_id: str, fraction: float, seed: int = 0) -> bool:
     return int.from_bytes(digest[:8], "big") < int(fraction * _RANGE)
 
 
-def split_heldout(tasks: Sequence[Task], fraction: float) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """(train, held-out), each in the order given; every task is on exactly one side."""
+def split_heldout(
+    tasks: Sequence[Task], fraction: float, *, seed: int = 0, group: str | None = None
+) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    """(train, held-out), each in the order given; every task is on exactly one side.
+
+    Args:
+        seed: the config key `heldout_seed`; another seed, another split.
+        group: name of a column; tasks with the same value in it are on the same side.
+    """
     sides: tuple[list[Task], list[Task]] = ([], [])
     for task in tasks:
-        sides[is_heldout(task.id, fraction)].append(task)
-    train, heldout = sides
+        sides[is_heldout(side_key(task, group), fraction, seed)].append(task)
+    refuse_empty_side(fraction, len(sides[0]), len(sides[1]), group)
+    return tuple(sides[0]), tuple(sides[1])
+
+
+def side_key(task: Task, group: str | None) -> str:
+    """What decides the side of a task: its id, or its value in the column that names its group."""
+    return task.id if group is None else _group(task, task.id, group)
+
+
+def refuse_empty_side(fraction: float, train: int, heldout: int, group: str | None = None) -> None:
+    """Raise when a share above 0 leaves one side without tasks."""
     if fraction > 0 and not (train and heldout):
+        asked = f"heldout_fraction = {fraction}" + ("" if group is None else f" with heldout_group = {group!r}")
         raise TaskError(
-            f"heldout_fraction = {fraction} splits {len(tasks)} tasks into {len(train)} to train on "
-            f"and {len(heldout)} held out",
+            f"{asked} splits {train + heldout} tasks into {train} to train on and {heldout} held out",
             "an accuracy over no tasks, or a training over none, would say nothing",
-            "bring more tasks, change heldout_fraction, or set heldout_fraction = 0 to hold out nothing",
-        )
-    return tuple(train), tuple(heldout)
+            "bring more tasks" + ("" if group is None else " or smaller groups")
+            + ", change heldout_fraction, or set heldout_fraction = 0 to hold out nothing",
+        )  # fmt: skip
 
 
 def repeated_prompts(train: Sequence[Task], heldout: Sequence[Task]) -> tuple[tuple[str, str], ...]:

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class TaskDataLoader:
-    """Deals batches from a data set.
+    """Deals batches from a data set, for code of one's own: no run uses it, its books follow a plan (`runtime.plans`).
 
     Args:
         dataset: a `StreamingDataset`, or any sequence of tasks.
@@ -61,11 +61,11 @@ class TaskDataLoader:
         return self._epochs.epoch
 
     def random_batch(self, n: int | None = None) -> list[Task]:
-        """(n,) different tasks; every task comes once before any comes again."""
+        """(n,) different tasks; every task comes once before any comes again. No run calls this."""
         return self._random.take(self.batch_size if n is None else n)
 
     def curriculum_batch(self, epoch: float, n: int | None = None) -> list[Task]:
-        """(n,) different tasks with the epoch's shares, level by level."""
+        """(n,) different tasks with the epoch's shares, level by level. No run calls this: there levels are drawn."""
         if self.curriculum is None:
             raise ConfigError("the loader has no curriculum", "there are no shares to keep", "pass curriculum=")
         batch: list[Task] = []

@@ -172,5 +172,5 @@ def _refuse_endless(joined: int) -> None:
         raise TaskError(
             f"more than {MAX_JOINED:,} pairs of tasks share parts of their texts",
             "the tasks share a long template, so nearly every pair would have to be read",
-            "pass content= with a view that leaves the template out, or near=None to skip the search",
+            'pass content= with a view that leaves the template out, or near=None; in a config heldout_near = "allow"',
         )

@@ -19,6 +19,7 @@ Read next: `minhash.py` for the candidates; `heldout.py`, which refuses what is 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,8 @@ from surefoot.errors import ConfigError, TaskError
 
 THRESHOLD = 0.8
 """Overlap from which two prompts count as nearly the same: one changed word in about twenty."""
+RULES = 1
+"""Number of the measure in this file: what was found under another number has to be looked for again."""
 TEMPLATE_SHARE, TEMPLATE_TASKS, TEMPLATE_SAMPLE = 0.5, 20, 500
 """A 5-gram in half of the tasks is template. Decided on at most 500 tasks, and not on fewer than 20."""
 ALL_PAIRS = 20_000
@@ -55,20 +58,26 @@ class NearPair(NamedTuple):
 
 
 def near_duplicates(
-    left: Sequence[Content], right: Sequence[Content], threshold: float = THRESHOLD, limit: int | None = None
-) -> list[NearPair]:
-    """Pairs across the two sides that are alike, in order; only `limit` of them where one is given."""
+    left: Sequence[Content], right: Sequence[Content], threshold: float = THRESHOLD, limit: int | None = None,
+    template: frozenset[str] | None = None,
+) -> list[NearPair]:  # fmt: skip
+    """Pairs across the two sides that are alike, in order; only `limit` of them where one is given.
+
+    Args:
+        template: what `template_of` said of all tasks, where these are only some of them; decided on these if left out.
+    """
     if not 0 < threshold <= 1:
         raise ConfigError(
             f"near = {threshold}", "the overlap of two texts lies in (0, 1]", f"use for example near = {THRESHOLD}"
         )
-    ours, theirs = [_Text.of(content) for content in left], [_Text.of(content) for content in right]
-    template = _template(text.body for text in chain(ours, theirs))
+    ours, theirs = [Text.of(content) for content in left], [Text.of(content) for content in right]
+    if template is None:
+        template = template_of(chain(ours, theirs))
     found: list[NearPair] = []
 
     @lru_cache(maxsize=1024)
     def grams(body: str) -> frozenset[str]:
-        return shingles(body, template)
+        return shingles(body, template or frozenset())
 
     for place, (one, other) in enumerate(_candidates(ours, theirs, template, threshold), start=1):
         _refuse_endless(place)
@@ -82,7 +91,7 @@ def near_duplicates(
     return sorted(found)
 
 
-class _Text(NamedTuple):
+class Text(NamedTuple):
     """One task as the search sees it."""
 
     marks: tuple[str, ...]
@@ -93,7 +102,8 @@ class _Text(NamedTuple):
     """The prompt with every number as one character."""
 
     @classmethod
-    def of(cls, content: Content) -> _Text:
+    def of(cls, content: Content) -> Text:
+        """What is compared of it."""
         text = _AROUND_SIGNS.sub(r"\1", " ".join(text for _, text in content.prompt))
         marks = tuple(map(_plain_number, _MARK.findall(text)))
         numbers = tuple(map(_plain_number, _NUMBER.findall(" ".join(content.targets))))
@@ -112,20 +122,55 @@ def _plain_number(text: str) -> str:
     return text.rstrip("0").rstrip(".") if text.count(".") == 1 and "," not in text else text
 
 
-def _template(bodies: Iterable[str]) -> frozenset[str]:
-    """5-grams that at least half of the tasks share, counted on tasks that a hash of their text chooses."""
-    ranked = sorted(bodies, key=lambda body: hashlib.sha256(body.encode("utf-8", "surrogatepass")).digest())
-    if len(ranked) < TEMPLATE_TASKS:
-        return frozenset()
-    sample = ranked[:TEMPLATE_SAMPLE]
-    counts = Counter(chain.from_iterable(map(shingles, sample)))
-    return frozenset(shingle for shingle, count in counts.items() if count >= TEMPLATE_SHARE * len(sample))
+def template_of(texts: Iterable[Text]) -> frozenset[str]:
+    """What so many of these tasks have in common that it says nothing of any."""
+    sample = Sample()
+    for text in texts:
+        sample.add(text)
+    return sample.template()
+
+
+class Sample:
+    """The tasks on which a template is decided: those with the smallest hashes of their texts, whatever the order."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[int, str]] = []
+
+    def add(self, text: Text) -> None:
+        """One more task."""
+        ranked = -int.from_bytes(hashlib.sha256(text.body.encode("utf-8", "surrogatepass")).digest(), "big"), text.body
+        if len(self._kept) < TEMPLATE_SAMPLE:
+            heapq.heappush(self._kept, ranked)
+        else:
+            heapq.heappushpop(self._kept, ranked)
+
+    def template(self) -> frozenset[str]:
+        """5-grams that at least half of the sample shares."""
+        if len(self._kept) < TEMPLATE_TASKS:
+            return frozenset()
+        counts = Counter(chain.from_iterable(shingles(body) for _, body in self._kept))
+        return frozenset(shingle for shingle, count in counts.items() if count >= TEMPLATE_SHARE * len(self._kept))
+
+
+class Likely:
+    """Asks of one task after another whether it may be like one of a few: most differ in a number or in the target."""
+
+    def __init__(self, few: Iterable[Content]) -> None:
+        texts = list(map(Text.of, few))
+        self._marks = {text.marks for text in texts}
+        self._aimless = {text.marks for text in texts if not text.target}
+        self._aimed = {(text.marks, text.target) for text in texts if text.target}
+
+    def __contains__(self, text: Text) -> bool:
+        if not text.target:
+            return text.marks in self._marks
+        return text.marks in self._aimless or (text.marks, text.target) in self._aimed
 
 
 _Key = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def _joins(ours: Sequence[_Text], theirs: Sequence[_Text]) -> Iterator[tuple[dict[int, _Key], dict[int, _Key]]]:
+def _joins(ours: Sequence[Text], theirs: Sequence[Text]) -> Iterator[tuple[dict[int, _Key], dict[int, _Key]]]:
     """Keys by position on either side; only tasks with equal keys may be alike. No pair is in two joins."""
     aimed, free = _sorted_out(ours), _sorted_out(theirs)
     yield (
@@ -137,7 +182,7 @@ def _joins(ours: Sequence[_Text], theirs: Sequence[_Text]) -> Iterator[tuple[dic
     yield {at: (ours[at].marks, ()) for at in aimed[1]}, {at: (text.marks, ()) for at, text in enumerate(theirs)}
 
 
-def _sorted_out(texts: Sequence[_Text]) -> tuple[list[int], list[int]]:
+def _sorted_out(texts: Sequence[Text]) -> tuple[list[int], list[int]]:
     """Positions of texts with a target, and of those without."""
     sides: tuple[list[int], list[int]] = ([], [])
     for at, text in enumerate(texts):
@@ -146,7 +191,7 @@ def _sorted_out(texts: Sequence[_Text]) -> tuple[list[int], list[int]]:
 
 
 def _candidates(
-    ours: Sequence[_Text], theirs: Sequence[_Text], template: frozenset[str], threshold: float
+    ours: Sequence[Text], theirs: Sequence[Text], template: frozenset[str], threshold: float
 ) -> Iterator[tuple[int, int]]:
     """(left, right) positions worth comparing."""
     for left, right in _joins(ours, theirs):
@@ -170,5 +215,5 @@ def _refuse_endless(compared: int) -> None:
         raise TaskError(
             f"more than {MAX_COMPARISONS:,} pairs of tasks look alike enough to be compared in full",
             "the tasks share a long template, so nearly every pair would have to be read",
-            "pass content= with a view that leaves the template out, or near=None to skip the search",
+            'pass content= with a view that leaves the template out, or near=None; in a config heldout_near = "allow"',
         )

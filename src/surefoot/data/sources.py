@@ -34,6 +34,11 @@ DRAWS_PER_TASK = 4
 """How often a generator may be asked, per task wanted, before its repetitions count as exhaustion."""
 
 
+def is_generated(source: str) -> bool:
+    """Whether nobody wrote these tasks: a program makes them, and may make nearly the same one twice."""
+    return source.startswith((BUILTIN, GYM))
+
+
 def load_tasks(source: str, *, base: Path, num_tasks: int, seed: int) -> TaskSet:
     """The task set that `source` names; a file is looked for relative to `base` and read whole."""
     if source.startswith(BUILTIN):

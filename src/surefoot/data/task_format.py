@@ -50,6 +50,13 @@ def category_of(columns: Mapping[str, Any]) -> str | None:
     return _label(columns, "category")
 
 
+def expected_tools(columns: Mapping[str, Any]) -> list[str] | None:
+    """Tools that the task says it needs (`extra_info.tools`); None where it says nothing."""
+    extra = columns.get("extra_info")
+    tools = extra.get("tools") if isinstance(extra, Mapping) else None
+    return [str(name) for name in tools] if isinstance(tools, list | tuple) else None
+
+
 def kind(value: object) -> str:
     """A value named the way the file's author would."""
     if value is None:

@@ -21,6 +21,9 @@ LEFT = 0.5
 SOON = 10
 """Evaluations after the onset within which the guard has to stop."""
 COLLAPSE = 79
+FAILED = 1
+WORSE = "worse than the model you started with"
+"""How the first reason of a verdict begins when held-out tasks are answered worse than before training."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,18 @@ def onset(unguarded: Half) -> int:
 
 def judge(unguarded: Half, guarded: Half) -> list[Claim]:
     """Every claim of the demo, in the order of the story."""
-    checks: list[Callable[[Half, Half], Claim]] = [_unnoticed, _climbed, _collapsed, _stopped, _soon, _equal, _kept]
+    checks: list[Callable[[Half, Half], Claim]] = [_too_late, _climbed, _collapsed, _stopped, _soon, _equal, _kept]
     return [check(unguarded, guarded) for check in checks]
 
 
-def _unnoticed(unguarded: Half, guarded: Half) -> Claim:
+def _too_late(unguarded: Half, guarded: Half) -> Claim:
+    """Without the guard it is the verdict that tells, after everything was spent."""
     del guarded
     ran, planned = unguarded.verdict.get("executed_steps"), unguarded.verdict.get("planned_steps")
-    held = unguarded.code == 0 and unguarded.verdict.get("status") == "PASS" and ran == planned
-    return Claim(
-        f"without the guard all {planned} steps ran and the verdict was {unguarded.verdict.get('status')}", held
-    )
+    status, reason = unguarded.verdict.get("status"), unguarded.reason
+    held = unguarded.code == FAILED and status == "FAIL" and ran == planned and reason.startswith(WORSE)
+    said = reason.partition(":")[0]
+    return Claim(f"without the guard all {planned} steps ran, and only then came the verdict {status}: {said}", held)
 
 
 def _climbed(unguarded: Half, guarded: Half) -> Claim:

@@ -4,8 +4,8 @@ Owns       the story: what is run, what is said, and which claims make it a succ
 Promises   every number said was read from a run folder; PASS needs every claim; nothing is compared that is empty.
 Never      trains: `halves.py` starts the real command.
 
-    hack.toml, guard.mode=off    -->  reward up, held-out down, exit 0: nobody noticed
-    hack.toml, same seed         -->  equal bit for bit, until the guard stops it with 79
+    hack.toml, guard.mode=off    -->  reward up, held-out down, to the end: FAIL, exit 1, when all is spent
+    hack.toml, same seed         -->  equal bit for bit, until the guard stops it with 79, long before
 
 Read next: `claims.py`, what has to be true of the two.
 """
@@ -80,12 +80,11 @@ def curves_text(half: Half) -> str:
 def _unguarded_text(half: Half) -> str:
     rewards, heldout = half.rewards, half.heldout
     step, best = max(heldout, key=lambda point: point[1])
-    noticed = "nobody noticed" if half.code == 0 else "that was not the plan"
     return (
         f"{curves_text(half)}\n"
         f"      without the guard: reward {rewards[0]:.2f} -> {rewards[-1]:.2f}, "
         f"held-out {heldout[0][1]:.2f} -> {best:.2f} (step {step}) -> {heldout[-1][1]:.2f}\n"
-        f"      exit code {half.code}, verdict {half.verdict.get('status')}: {noticed}\n"
+        f"      exit code {half.code}, verdict {half.verdict.get('status')}, after the last step: {half.reason}\n"
     )
 
 

@@ -39,6 +39,12 @@ class Half:
     verdict: dict[str, Any]
 
     @property
+    def reason(self) -> str:
+        """The first one of its verdict; empty when there is none."""
+        reasons = self.verdict.get("reasons")
+        return str(reasons[0]) if isinstance(reasons, list) and reasons else ""
+
+    @property
     def heldout(self) -> list[tuple[int, float]]:
         """(step, accuracy) of each evaluation."""
         return [(int(row["step"]), row["eval_accuracy"]) for row in self.rows if kind_of(row) == "eval"]

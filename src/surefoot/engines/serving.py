@@ -131,7 +131,7 @@ class EngineLoop:
         self.between_tokens(lambda engine: engine.load_weights(mine, version))
 
     def pause(self, in_flight: InFlight = "keep") -> None:
-        """No token is drawn after this returns, and new requests wait.
+        """No token is drawn after this returns, and new requests wait. No run calls this: weights load between tokens.
 
         Args:
             in_flight: `keep` leaves rollouts in their rows; `wait` returns when they have finished; `abort` takes them
@@ -146,7 +146,7 @@ class EngineLoop:
         emptied.result()
 
     def resume(self) -> None:
-        """Go on; what was aborted is asked again, unseen by whoever asked."""
+        """Go on; what was aborted is asked again, unseen by whoever asked. No run calls this."""
         self.between_tokens(lambda _: self._resume())
 
     def between_tokens(self, act: Callable[[Any], T]) -> T:

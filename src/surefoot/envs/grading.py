@@ -77,6 +77,17 @@ def builtin_scorer(kind: str) -> RewardFunction:
 
 
 _BUILT_IN = ("exact", "reasoning_gym", "verifier")
+COMPONENTS = "builtin:components"
+"""The reward function that has no file: `envs.components`, weighed by the key component_weights."""
+
+
+def is_builtin(spec: str) -> bool:
+    """Whether an entry of `reward_funcs` names a reward function of ours; one that does not exist is refused."""
+    if not spec.startswith("builtin:"):
+        return False
+    if spec != COMPONENTS:
+        raise _refusal(f"there is no reward function {spec!r}", "reward_funcs names it", spec, [COMPONENTS])
+    return True
 
 
 def load_reward(spec: str, base: Path, what: str = "reward") -> RewardFunction:
@@ -86,6 +97,13 @@ def load_reward(spec: str, base: Path, what: str = "reward") -> RewardFunction:
         what: it is loaded for: a `reward`, or a `tool`.
     """
     file, colon, name = spec.rpartition(":")
+    if not colon and what == "reward" and not spec.endswith(".py"):
+        raise RewardError(
+            f"reward function {spec!r} looks like the name of a model",
+            "TRL loads a reward model by name; here rewards are functions, file.py:function, in processes of their own",
+            "write a function that loads the model once and returns one number per completion, as docs/rewards.md "
+            "shows, and name it file.py:function",
+        )
     if not colon or not file or not name:
         raise RewardError(
             f"{what} function {spec!r} does not name a file and a function",

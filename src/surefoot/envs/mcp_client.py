@@ -258,7 +258,7 @@ class MCPToolkit:
                     self._put_away(connection, box)
                 repeatable = connection is not None and box.has_no_state(tool, connection)
                 if retries <= 0 or fault.reason == OVERLOADED or time.monotonic() >= until or not repeatable:
-                    raise
+                    raise _with_last_words(fault, connection or box.connection(tool), pool) from fault
                 retries -= 1
                 self.counts.add("retries")
                 self.retries.append(f"{box.rollout}: {tool.spec.name} asked again: {fault.text}")
@@ -276,11 +276,11 @@ class MCPToolkit:
 
     def _failed(self, tool: Tool, fault: WireFault, connection: Connection | None) -> ToolFailedError:
         self.counts.add(fault.reason)
-        pool = self._pools.get(tool.server)
-        tail = (connection.tail() if connection is not None else "") or (pool.last_words if pool else "")
-        self._log(tool.server, f"{tool.spec.name}: {fault.reason}: {fault.text}\n{tail}\n")
+        if fault.tail is None and connection is not None:
+            fault = WireFault(fault.reason, fault.text, connection.tail())
+        self._log(tool.server, f"{tool.spec.name}: {fault.reason}: {fault.text}\n{fault.whole}\n")
         return ToolFailedError(
-            f"tool server {tool.server} {fault.text}" + indented(tail),
+            f"tool server {tool.server} {fault.text}" + indented(fault.tail or ""),
             f"it failed under a call of {tool.spec.name}; that says nothing about the rollout, which has no verdict",
             _FIXES.get(fault.reason, "look at the server"),
             fault.reason,
@@ -314,9 +314,18 @@ class MCPToolkit:
 
 _FIXES = {
     TIMEOUT: "see whether the server hangs; or raise the limit on a call's seconds",
-    CRASHED: "look at the last lines it wrote, above, and run its command by hand",
+    CRASHED: "look at what it wrote last, if anything, and run its command by hand with this call",
     OVERLOADED: "lower the number of rollouts at a time, or raise concurrency or the server's connections",
 }
+
+
+def _with_last_words(fault: WireFault, connection: Connection | None, pool: Pool) -> WireFault:
+    """The same fault, with what this server wrote; one that was only busy has nothing to do with what others wrote."""
+    if fault.tail is not None:
+        return fault
+    if connection is not None:
+        return connection.with_last_words(fault)
+    return WireFault(fault.reason, fault.text, "" if fault.reason == OVERLOADED else pool.last_words)
 
 
 def _closed() -> ToolError:

@@ -14,10 +14,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from surefoot.envs.components import WORLD
+from surefoot.envs.judges import GradingRules, Judges, set_of
+from surefoot.envs.loops import after_repetition
 from surefoot.envs.rewards.marks import ABSTAINED, NOT_FINITE, Mark
 from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
 from surefoot.errors import RewardError
-from surefoot.protocols import Grade
+from surefoot.protocols import Grade, Graded
 from surefoot.records import Rollout, Task
 
 
@@ -29,32 +32,73 @@ class SingleTurnEnvironment:
 
     Args:
         alone: nobody else gives a reward, so at least one function has to.
+        sets: who judges the tasks of each evaluation set instead.
+        rules: what becomes of loops, and how long the run is; without them nothing is looked at but the functions.
     """
 
     def __init__(
-        self, pool: RewardPool, weights: Mapping[str, float], metric: str | None = None, *, alone: bool = True
-    ) -> None:
-        _check(pool, weights, metric, alone)
-        self.pool, self.weights, self.metric = pool, dict(weights), metric
+        self, pool: RewardPool, weights: Mapping[str, float], metric: str | None = None, *, alone: bool = True,
+        sets: Mapping[str, Judges] | None = None, rules: GradingRules | None = None,
+    ) -> None:  # fmt: skip
+        self.pool, self.own, self.sets = pool, Judges(dict(weights), metric), dict(sets or {})
+        self.rules = rules or GradingRules()
+        for judges in (self.own, *self.sets.values()):
+            _check(pool, judges.weights, judges.metric, alone)
 
-    def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout]) -> list[Grade]:
-        """One grade per rollout, in order; `tasks[i]` is the task of `rollouts[i]`."""
+    def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout], each: Graded | None = None) -> list[Grade]:
+        """One grade per rollout, in order; `tasks[i]` is the task of `rollouts[i]`.
+
+        Args:
+            each: told of every group of siblings as soon as all of them have their grades.
+        """
         if len(tasks) != len(rollouts):
             raise RewardError(
                 f"grade got {len(tasks)} tasks for {len(rollouts)} rollouts",
                 "each rollout is graded against its own task",
                 "pass one task per rollout",
             )
-        groups: dict[tuple[str, str], list[int]] = {}
+        siblings: dict[tuple[str, str], list[int]] = {}
         for position, rollout in enumerate(rollouts):
-            if rollout.failure is None:
-                groups.setdefault((rollout.task_id, rollout.group), []).append(position)
-        jobs = [_job(tasks[members[0]], [rollouts[i] for i in members]) for members in groups.values()]
+            siblings.setdefault((rollout.task_id, rollout.group), []).append(position)
+        answered = {name: [i for i in group if rollouts[i].failure is None] for name, group in siblings.items()}
+        asked = [name for name, members in answered.items() if members]
+        judges = {name: self.judges_of(name[1]) for name in asked}
+        jobs = [
+            _job(
+                tasks[answered[name][0]], [rollouts[i] for i in answered[name]],
+                judges[name].names if self.sets else None, self.rules.max_steps,
+            )
+            for name in asked
+        ]  # fmt: skip
         grades = [Grade(None, {}, rollout.failure) for rollout in rollouts]
-        order = [position for members in groups.values() for position in members]
-        for position, marks in zip(order, self.pool.score(jobs), strict=True):
-            grades[position] = self._grade(marks)
+
+        def graded(position: int, marks: Mapping[str, Mark], who: Judges) -> Grade:
+            return after_repetition(_grade(marks, who), rollouts[position], self.rules)
+
+        def tell(name: tuple[str, str], judged: Sequence[Mapping[str, Mark]]) -> None:
+            assert each is not None, "asked for only where somebody listens"
+            told = {i: graded(i, marks, judges[name]) for i, marks in zip(answered[name], judged, strict=True)}
+            each(siblings[name], [told.get(i, grades[i]) for i in siblings[name]])
+
+        for name in [name for name, members in answered.items() if not members and each is not None]:
+            tell(name, ())  # nobody of this group is left to be graded
+        scored = self.pool.score(jobs, *([] if each is None else [lambda n, judged: tell(asked[n], judged)]))
+        order = [(position, judges[name]) for name in asked for position in answered[name]]
+        for (position, who), marks in zip(order, scored, strict=True):
+            grades[position] = graded(position, marks, who)
         return grades
+
+    def judges_of(self, group: str) -> Judges:
+        """Who judges this group."""
+        name = set_of(group)
+        if name is None:
+            return self.own
+        if name not in self.sets:
+            raise RewardError(
+                f"group {group} belongs to an evaluation set {name!r} that has no judges",
+                "graders of other tasks would judge it", f"known are {', '.join(self.sets) or 'none'}",
+            )  # fmt: skip
+        return self.sets[name]
 
     def explain_failures(self) -> str:
         """Reasons so far, counted, with the telling lines of each one's first story."""
@@ -68,25 +112,28 @@ class SingleTurnEnvironment:
         """End every worker."""
         self.pool.close()
 
-    def _grade(self, marks: Mapping[str, Mark]) -> Grade:
-        parts = {name: marks[name].value for name in self.weights}
-        correct = None if self.metric is None else marks[self.metric].value
-        failure = self._failure(marks)
-        if failure is not None:
-            return Grade(None, parts, failure, correct)
-        reward = sum(w * value for name, w in self.weights.items() if w and (value := parts[name]) is not None)
-        if not math.isfinite(reward):
-            return Grade(None, parts, f"sum:{NOT_FINITE}", correct)
-        return Grade(reward, parts, None, correct)
 
-    def _failure(self, marks: Mapping[str, Mark]) -> str | None:
-        deciding = {name: marks[name] for name, weight in self.weights.items() if weight}
-        for name, mark in deciding.items():
-            if mark.reason not in (None, ABSTAINED):
-                return f"{name}:{mark.reason}"
-        if deciding and all(mark.value is None for mark in deciding.values()):
-            return f"{'+'.join(deciding)}:{ABSTAINED}"
-        return None
+def _grade(marks: Mapping[str, Mark], judges: Judges) -> Grade:
+    parts = {name: marks[name].value for name in judges.weights}
+    correct = None if judges.metric is None else marks[judges.metric].value
+    spent = {name: seconds for name, mark in marks.items() if (seconds := mark.seconds) is not None}
+    failure = _failure(marks, judges.weights)
+    if failure is not None:
+        return Grade(None, parts, failure, correct, spent)
+    reward = sum(w * value for name, w in judges.weights.items() if w and (value := parts[name]) is not None)
+    if not math.isfinite(reward):
+        return Grade(None, parts, f"sum:{NOT_FINITE}", correct, spent)
+    return Grade(reward, parts, None, correct, spent)
+
+
+def _failure(marks: Mapping[str, Mark], weights: Mapping[str, float]) -> str | None:
+    deciding = {name: marks[name] for name, weight in weights.items() if weight}
+    for name, mark in deciding.items():
+        if mark.reason not in (None, ABSTAINED):
+            return f"{name}:{mark.reason}"
+    if deciding and all(mark.value is None for mark in deciding.values()):
+        return f"{'+'.join(deciding)}:{ABSTAINED}"
+    return None
 
 
 def _gist(story: Sequence[str]) -> Sequence[str]:
@@ -97,7 +144,9 @@ def _gist(story: Sequence[str]) -> Sequence[str]:
     return [story[0], *story[dumps[-1] + 1 : dumps[-1] + 3]]
 
 
-def _job(task: Task, rollouts: Sequence[Rollout]) -> RewardJob:
+def _job(
+    task: Task, rollouts: Sequence[Rollout], asked: tuple[str, ...] | None = None, max_steps: int = 0
+) -> RewardJob:
     """The siblings of one visit, in the form TRL hands to reward functions."""
     strangers = [str(rollout) for rollout in rollouts if rollout.task_id != task.id]
     if strangers:
@@ -112,7 +161,25 @@ def _job(task: Task, rollouts: Sequence[Rollout]) -> RewardJob:
     if isinstance(prompt, str) and not any(rollout.ended for rollout in rollouts):  # with tools it is always messages
         completions = [rollout.text for rollout in rollouts]
     columns = {name: [value] * len(rollouts) for name, value in task.columns.items()}
-    return RewardJob([prompt] * len(rollouts), completions, columns)
+    if any(rollout.own_reward is not None for rollout in rollouts):
+        columns[WORLD] = _worlds(task, rollouts)
+    # The oldest weights of the siblings: a fact of the rollouts, so that a run that is resumed hands over the same.
+    progress = {"global_step": min(rollout.version for rollout in rollouts), "max_steps": max_steps}
+    return RewardJob(
+        [prompt] * len(rollouts), completions, columns, asked, task.id,
+        [rollout.completion_ids for rollout in rollouts], progress,
+    )  # fmt: skip
+
+
+def _worlds(task: Task, rollouts: Sequence[Rollout]) -> list[float | None]:
+    """What each rollout's own world says of it, for reward functions that weigh it."""
+    if WORLD in task.columns:
+        raise RewardError(
+            f"task {task.id} has a column named {WORLD!r}",
+            "reward functions receive what the rollout's own world says under that name",
+            "rename the column",
+        )
+    return [rollout.own_reward for rollout in rollouts]
 
 
 def conversation(rollout: Rollout) -> list[dict[str, Any]]:

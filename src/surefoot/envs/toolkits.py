@@ -45,6 +45,8 @@ class ToolRecipe:
     on_miss: str = "fail"
     pins: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of servers' tool lists, by server; a list that differs is refused."""
+    call_format: str = "auto"
+    """How the policy writes calls, one of `tool_calls.FORMS`; "auto" until somebody has looked at the template."""
 
     def build(self, logs: Path | None = None) -> Toolkit:
         """Start what is needed, ready to be opened."""

@@ -25,7 +25,7 @@ from surefoot.guards.collapse_curves import Curve
 from surefoot.guards.collapse_rates import describe
 from surefoot.guards.collapse_rules import RULES, Curves, Limits, breached, decline_margin, make_curves
 from surefoot.guards.collapse_settings import checked_limits, finite, number_or_none, whole
-from surefoot.guards.collapse_state import dump, restore
+from surefoot.guards.collapse_state import adopted, dump, restore
 from surefoot.guards.collapse_status import GuardStatus
 from surefoot.guards.noise import ROUNDING
 
@@ -92,6 +92,11 @@ class HeldOutGuard:
         """The status of the last fold; None before the first."""
         return self._status
 
+    @property
+    def first_heldout(self) -> float | None:
+        """The held-out value of the first fold; None before it."""
+        return self._curves.first_heldout if self._curves.heldout.count else None
+
     def should_halt(self) -> bool:
         """Whether it has ever fired. Asking changes nothing."""
         return self._fired is not None
@@ -132,8 +137,22 @@ class HeldOutGuard:
         self._fold(step, reward, heldout, extras["heldout_se"])
         self._fold_kl(kl)
         self._fold_others(reward, entropy, extras["length"], extras["reward_std"])
+        self._drawn["reward"].add(reward)
+        self._drawn["held-out"].add(heldout)
         self._status = self._judge(step, reward, heldout)
         return self._status
+
+    def fires(self, reward: float, heldout: float, heldout_se: float | None = None) -> bool:
+        """Fold one evaluation as `update` does, and say no more than whether it has ever fired.
+
+        For simulations, which fold some ten thousand: numbers are not checked, and no picture and no status is kept.
+        """
+        curves = self._curves
+        self._fold(curves.heldout.count, reward, heldout, heldout_se)
+        self._fold_others(reward, None, None, None)
+        if breached(curves, self.limits) and self._fired is None:
+            self._fired = {"rule": "", "reason": "", "fired_step": curves.heldout.count}
+        return self._fired is not None
 
     def _fold(self, step: int, reward: float, heldout: float, se: float | None) -> None:
         curves = self._curves
@@ -146,8 +165,6 @@ class HeldOutGuard:
         if curves.heldout.best_count == curves.heldout.count:
             curves.reward_at_best, curves.best_step = curves.reward.ema, step
         curves.streak = curves.streak + 1 if curves.heldout.fell and curves.reward.rose else 0
-        self._drawn["reward"].add(reward)
-        self._drawn["held-out"].add(heldout)
 
     def _fold_kl(self, kl: float | None) -> None:
         curves = self._curves
@@ -209,7 +226,7 @@ class HeldOutGuard:
         healthy run with half as much again on top, if that is tighter than what is configured; it is never loosened.
         Only limits of rules that are on are touched.
         """
-        twin = HeldOutGuard(**_arguments(self.limits))
+        twin = HeldOutGuard(**arguments_of(self.limits))
         worst_kl, worst_gap, folds = 0.0, 0.0, 0
         for folds, row in enumerate(healthy, start=1):
             status = twin.update(folds, **_row(row))
@@ -219,8 +236,12 @@ class HeldOutGuard:
             raise _unfit(folds, twin._status)
         found = {"kl_hard_stop": worst_kl, "max_proxy_real_gap": worst_gap}
         found = {name: HEADROOM * value for name, value in found.items() if value > 0.0}
+        return self.tighten(found)
+
+    def tighten(self, limits: Mapping[str, float]) -> dict[str, float]:
+        """Take over those limits of an earlier calibration that are tighter than what is set; returns these."""
         tighter: dict[str, Any] = {
-            name: value for name, value in found.items() if value < (getattr(self.limits, name) or 0.0)
+            name: value for name, value in limits.items() if value < (getattr(self.limits, name) or 0.0)
         }
         self.limits = replace(self.limits, **tighter)
         return tighter
@@ -240,16 +261,21 @@ class HeldOutGuard:
         parts = {"curves": self._curves, "drawn": self._drawn, "fired": self._fired, "status": self._status}
         return dump(self.limits, parts)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; anything that does not fit is refused and nothing is changed."""
+    def load_state_dict(self, state: Mapping[str, Any], adopt: Sequence[str] = ()) -> None:
+        """Go on where `state_dict` was taken; anything that does not fit is refused and nothing is changed.
+
+        Args:
+            adopt: settings that nobody wrote down but were derived: here the stored ones count.
+        """
         fresh = {"curves": make_curves(self.limits), "drawn": {"reward": Curve(), "held-out": Curve()}}
-        parts = restore(state, self.limits, fresh, GuardStatus)
+        parts = restore(state, adopted(state, self.limits, adopt), fresh, GuardStatus)
         self.limits = parts["limits"]
         self._curves, self._drawn = parts["curves"], parts["drawn"]
         self._fired, self._status = parts["fired"], parts["status"]
 
 
-def _arguments(limits: Limits) -> dict[str, Any]:
+def arguments_of(limits: Limits) -> dict[str, Any]:
+    """What a guard with these limits is made with."""
     return {f.name: getattr(limits, f.name) for f in fields(limits)}
 
 

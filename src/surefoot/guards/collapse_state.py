@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from surefoot.errors import StateError
+from surefoot.errors import ConfigError, StateError
 from surefoot.guards.collapse_rules import RULES, Limits
+from surefoot.guards.collapse_settings import checked_limits
 
 FORMAT = 1
 TIGHTENED = ("kl_hard_stop", "max_proxy_real_gap")
@@ -43,6 +44,18 @@ def restore(state: Any, limits: Limits, fresh: Mapping[str, Any], status: type[T
     if (fired is not None) != (last is not None and getattr(last, "fire", False)):
         raise _refused("its latch and its last status disagree about whether it fired")
     return rebuilt | {"limits": _limits(state["limits"], limits), "fired": fired, "status": last}
+
+
+def adopted(state: Any, limits: Limits, names: Sequence[str]) -> Limits:
+    """The limits with those of the stored settings that `names` lists; each is checked like one that is given."""
+    stored = state.get("limits") if isinstance(state, Mapping) else None
+    if not names or not isinstance(stored, Mapping):
+        return limits
+    wanted = _plain(limits) | {name: stored[name] for name in names if name in stored}
+    try:
+        return checked_limits(**wanted)
+    except ConfigError as error:
+        raise _refused(error.what) from error
 
 
 def _limits(stored: Any, limits: Limits) -> Limits:

@@ -130,7 +130,7 @@ def check_advantages(samples: Sequence[TrainSample], *, centred: bool = True) ->
 
 
 def check_batch(batch: Batch, samples: Sequence[TrainSample]) -> int:
-    """Row by row: the mask selects exactly the sampled tokens, at the places where they stand.
+    """Row by row: the mask selects exactly the sampled tokens, all of them, at the places where they stand.
 
     Returns:
         How many trained tokens were compared.
@@ -144,16 +144,21 @@ def check_batch(batch: Batch, samples: Sequence[TrainSample]) -> int:
     rows = zip(samples, *(tensor.tolist() for tensor in tensors), strict=True)
     for sample, mask, completion, inputs, prompt_len in rows:
         name = f"batch row of {sample.item_id}/rollout={sample.index}"
-        kept = min(len(sample.completion_ids), len(mask))
-        expected = [*sample.sampled[:kept], *[False] * (len(mask) - kept)]
+        kept = len(sample.completion_ids)
+        if kept > len(mask) or prompt_len + kept > len(inputs):
+            raise _broken(
+                f"{name} has room for {min(len(mask), len(inputs) - prompt_len)} of {kept} completion tokens",
+                "what is cut off is never trained, the stop token first, and the reward was for all of it",
+            )
+        expected = [*sample.sampled, *[False] * (len(mask) - kept)]
         if [bool(m) for m in mask] != expected:
             raise _broken(
                 f"{name} trains {sum(map(bool, mask))} tokens, the policy sampled {sum(sample.sampled)}, or others",
                 "trained tokens must be the sampled tokens, by who made them",
             )
-        if tuple(completion[:kept]) != sample.completion_ids[:kept] or prompt_len != len(sample.prompt_ids):
+        if tuple(completion[:kept]) != sample.completion_ids or prompt_len != len(sample.prompt_ids):
             raise _broken(f"{name} holds other tokens than its sample", "rows were mixed up")
-        if tuple(inputs[: prompt_len + kept]) != sample.prompt_ids + sample.completion_ids[:kept]:
+        if tuple(inputs[: prompt_len + kept]) != sample.prompt_ids + sample.completion_ids:
             raise _broken(f"{name} is not prompt followed by completion", "logprobs would be read at the wrong places")
         checked += sum(expected)
     _check_row_values(batch, samples)
@@ -191,6 +196,16 @@ def check_parity(gap: float, limit: float, items: Sequence[str], version: int) -
             "the same tokens, weights and temperature must have the same probability; a gap means shifted positions, "
             "another temperature, or weights that never arrived",
             "run with dtype = float32 to compare; raise parity_tolerance only if you know where the gap comes from",
+        )
+
+
+def check_steps(step: int, version: int, refused: int) -> None:
+    """Every step of the run made a version or was refused: rates and seeds go by versions, data and logs by steps."""
+    if version + refused != step:
+        raise InvariantError(
+            f"after step {step} the learner has version {version}, and {refused} steps were refused",
+            "a step was applied twice, or not at all; the schedule and the log belong to different runs",
+            "resume from the last checkpoint; report the run folder if your own code did not cause it",
         )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 FORGET = 1.0 / 64.0
 """Weight that an old difference loses per fold: noise is that of the last hundred evaluations or so."""
@@ -32,6 +33,7 @@ ROUNDING = 1e-9
 _MEAN_ABS = math.sqrt(6.0 * 2.0 / math.pi)  # E|second difference| of a normal series with deviation 1
 
 
+@lru_cache(maxsize=4096)
 def widened(margin_se: float, dof: float) -> float:
     """Standard errors that are as rare with an estimated deviation as `margin_se` is with a known one.
 
@@ -150,8 +152,12 @@ class Level:
     def _keep_best(self) -> None:
         dof = self.dof
         margin_se = self.margin_se if self.count <= LONG else lengthened(self.margin_se, self.count)
-        self.unit = unit = widened(margin_se, dof) * self.sd if dof else 0.0
-        # A young average is mostly one value. It is the best only by what is left when its own noise is taken off.
+        times = widened(margin_se, dof) if dof else 0.0
+        self.unit = times * self.sd
+        # A young average is mostly one value. It is the best only by what is left when its own noise is taken off: the
+        # noise that it came with where that is known. A sudden fall looks like noise at first, and a best that is given
+        # up for it does not come back.
+        unit = self.unit if self.given_variance is None else times * math.sqrt(self.given_variance)
         if self.count == 1 or self.ema - unit * self.spread >= self.best - unit * self.best_spread:
             self.best, self.best_spread, self.best_count = self.ema, self.spread, self.count
 

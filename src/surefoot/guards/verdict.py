@@ -1,4 +1,11 @@
-"""The verdict on a finished run: PASS needs every planned step, every invariant, a silent guard and the target."""
+"""The verdict on a finished run: PASS needs evidence that something was learned, and a model that got no worse.
+
+In full: every planned step ran, every invariant held, rewards differed,
+parameter entries changed, the guard was silent, held-out tasks are not answered worse than before training by more
+than noise, and the target, where there is one, was reached.
+
+Read next: `change.py`, what more than noise is.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.guards.change import Change
+from surefoot.protocols import count_text
 from surefoot.records import Verdict
 
 if TYPE_CHECKING:
+    from surefoot.guards.arming import Arming
     from surefoot.guards.collapse import HeldOutGuard
 
 
@@ -22,15 +32,58 @@ class Judgement:
     reasons: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What a run can show for having learned something; PASS needs it, whatever else went well."""
+
+    learning_rate: float
+    groups: int
+    """That were looked at, over the whole run."""
+    differing: int
+    """Of them, those whose rewards were not all equal: only these have a gradient."""
+    changed_entries: int
+    """Parameter entries that steps changed, added up."""
+    metric: str
+    """The held-out number by which the run is judged."""
+    change: Change | None
+    """That number before training and at the end; None when it was not measured twice."""
+    measured: bool
+    """Whether held-out tasks were answered at least once."""
+    channels: tuple[str, ...] = ()
+    """Keys of what trains beside the rewards, and needs no rewards that differ."""
+
+    def missing(self) -> str:
+        """Why nothing can have been learned, the most specific cause first; empty when something was."""
+        if self.learning_rate == 0.0:
+            return "nothing was learned: learning_rate = 0"
+        if self.differing == 0 and not self.channels:
+            return f"nothing was learned: all rewards were equal, in none of {self.groups} groups did they differ"
+        if self.changed_entries == 0:
+            return "nothing was learned: no parameter entry ever changed"
+        return ""
+
+    def heldout(self) -> str:
+        """What held-out tasks say of the model, beside what they said before training."""
+        if self.change is None:
+            once = "not measured before training, nothing to compare with (see eval_on_start)"
+            return f"held-out: {once if self.measured else 'not measured'}"
+        numbers, margin = f"{self.metric} {self.change.text}", self.change.margin
+        if self.change.worse:
+            return f"worse than the model you started with: {numbers}, noise {margin}"
+        if self.change.better:
+            return f"better than the model you started with: {numbers}, noise {margin}"
+        return f"no measurable change ({margin}): {numbers}"
+
+
 def judge_run(
     *,
     planned: int,
     executed: int,
     target: tuple[str, float] | None,
     metrics: Mapping[str, float],
+    evidence: Evidence,
     refused: int = 0,
     samples: int | None = None,
-    moved: int | None = None,
     collapse: str = "",
     unaccounted: int = 0,
 ) -> Judgement:
@@ -38,9 +91,9 @@ def judge_run(
 
     Args:
         metrics: the last evaluation's and the last step's, by name.
+        evidence: that something was learned, and what became of the model.
         refused: steps whose update was not finite and therefore not applied.
         samples: how many were trained on over the whole run; None when nobody counted.
-        moved: parameter tensors that changed in the first step with a gradient; None when nobody counted.
         collapse: why the guard fired; empty while it has not. It outweighs everything else.
         unaccounted: planned items of the ledger that are neither pending, trained nor dropped.
     """
@@ -50,39 +103,56 @@ def judge_run(
         return Judgement(Verdict.INCOMPLETE, (f"{executed} of {planned} planned steps ran",))
     if unaccounted:
         return Judgement(Verdict.FAIL, (f"the ledger does not add up: {unaccounted} items are unaccounted for",))
-    reasons = [f"all {planned} planned steps ran", "every invariant held"]
-    if planned and refused >= planned:
-        return Judgement(Verdict.FAIL, (f"none of {planned} updates was finite: nothing was trained",))
-    if samples == 0:
-        return Judgement(Verdict.FAIL, (*reasons, "no rollout ever got a verdict: nothing was trained on"))
-    if moved == 0:
-        reasons.append("no parameter ever changed")
+    ran = [f"all {planned} planned steps ran", "every invariant held"]
     if refused:
-        reasons.append(f"{refused} updates were not finite and not applied")
+        ran.append(f"{refused} updates were not finite and not applied")
+    if lacking := _nothing_trained(planned, refused, samples) or evidence.missing():
+        return Judgement(Verdict.FAIL, (lacking, *ran, evidence.heldout()))
+    reached, said = _target(target, metrics)
+    if evidence.change is not None and evidence.change.worse:
+        return Judgement(Verdict.FAIL, (evidence.heldout(), *ran, said))
+    if evidence.channels and not evidence.differing:
+        ran.append(f"all rewards were equal: only {' and '.join(evidence.channels)} trained")
+    return Judgement(Verdict.PASS if reached else Verdict.FAIL, (*ran, evidence.heldout(), said))
+
+
+def _nothing_trained(planned: int, refused: int, samples: int | None) -> str:
+    """Why no step can have trained anything; empty when one may have."""
+    if planned and refused >= planned:
+        return f"nothing was learned: none of {planned} updates was finite"
+    return "nothing was learned: no rollout ever got a verdict" if samples == 0 else ""
+
+
+def _target(target: tuple[str, float] | None, metrics: Mapping[str, float]) -> tuple[bool, str]:
+    """Whether it was reached, and a sentence about it; without one there is nothing to miss."""
     if target is None:
-        return Judgement(Verdict.PASS, (*reasons, "no target was set"))
+        return True, "no target was set"
     name, wanted = target
     value = metrics.get(name)
     if value is None:
         known = ", ".join(sorted(metrics)) or "none"
-        return Judgement(Verdict.FAIL, (*reasons, f"target metric {name} was never measured (known: {known})"))
+        return False, f"target metric {name} was never measured (known: {known})"
+    shown = (count_text(metrics) if name == "eval_accuracy" else None) or f"{value:.4g}"
     if not math.isfinite(value) or value < wanted:
-        return Judgement(Verdict.FAIL, (*reasons, f"{name} is {value:.4g}, below the target {wanted:g}"))
-    return Judgement(Verdict.PASS, (*reasons, f"{name} is {value:.4g}, target {wanted:g}"))
+        return False, f"{name} is {shown}, below the target {wanted:g}"
+    return True, f"{name} is {shown}, target {wanted:g}"
 
 
 def best_facts(
-    best: tuple[int, float] | None, metric: str, *, at_start: float | None, kept: object
+    best: tuple[int, float] | None, metric: str, *, at_start: float | None, kept: object, measured: bool = True
 ) -> dict[str, Any] | None:
-    """The best evaluation after step 0, for verdict.json; None when there was none.
+    """The best evaluation, for verdict.json: step 0 and no checkpoint where no later one was better than the first.
 
     Args:
-        best: step and value.
-        at_start: the same number before the first step: a best that lies below it is no success.
+        best: step and value of the best one after step 0 that was better than the one before training.
+        at_start: the same number before the first step; None when nobody looked.
         kept: whether its weights were saved; their place is relative to the run folder, which may be moved.
+        measured: whether there was an evaluation after step 0; without one nothing is the best.
     """
     if best is None:
-        return None
+        if at_start is None or not measured:
+            return None
+        best, kept = (0, at_start), False
     step, value = best
     return {
         "step": step, "metric": metric, "value": value, "checkpoint": f"checkpoints/step_{step}" if kept else None,
@@ -99,18 +169,27 @@ def way_out(best: Mapping[str, Any] | None, model: str, root: Path) -> str:
         root: the run folder.
     """
     where = ""
-    if best is not None and best["before_training"] is not None and best["before_training"] > best["value"]:
-        where = f"no step was as good as the model it began with, {model}; "
+    if best is not None and best["step"] == 0:
+        where = f"no step was better than the model it began with, {model}; "
     elif best is not None and best["checkpoint"]:
         where = f"the best weights are in {root / best['checkpoint']}; "
     return f"{where}read the rollouts with the highest reward in {root / 'rollouts'}, and repair the reward"
 
 
-def guard_facts(guard: HeldOutGuard | None, mode: str, metric: str) -> dict[str, Any] | None:
-    """What the guard last thought, for verdict.json; None when there was no guard."""
+def guard_facts(
+    guard: HeldOutGuard | None, mode: str, metric: str, arming: Arming | None = None,
+    calibrated: Mapping[str, float] | None = None,
+) -> dict[str, Any] | None:  # fmt: skip
+    """What the guard last thought and whether it was armed, for verdict.json; None when there was no guard.
+
+    Args:
+        arming: the judgement by the first held-out value.
+        calibrated: limits that a healthy run tightened.
+    """
     if guard is None:
         return None
-    facts: dict[str, Any] = {"mode": mode, "metric": metric}
+    facts: dict[str, Any] = {"mode": mode, "metric": metric} | ({} if arming is None else arming.facts())
+    facts |= {"calibrated": dict(calibrated)} if calibrated else {}
     status = guard.last_status
     if status is None:
         return facts | {"evaluations": 0, "fired": False}

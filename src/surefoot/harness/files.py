@@ -32,6 +32,14 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
+def make_unseen(folder: Path) -> Path:
+    """Make a folder of ours; a new one tells git to look away, as pytest's cache does; an old one stays."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / ".gitignore", "# made by surefoot\n*\n")
+    return folder
+
+
 def read_json(path: Path) -> Any:
     """The value in a JSON file; unreadable, torn or not JSON is a `StateError`, never a default."""
     try:

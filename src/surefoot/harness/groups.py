@@ -22,7 +22,11 @@ from surefoot.errors import ConfigError
 from surefoot.harness.project import Project, known_keys, refused, text_of, words_of
 
 GATE, BACKEND, PLAIN = "gate", "backend", "plain"
-_KEYS = ("kind", "env", "requires", "install", "description")
+NO_TOKEN, NO_MODULE, NO_GPUS = "no token: ", "no module: ", "no GPUs: "
+"""How the reasons begin for which a test of a group is held back."""
+CLUSTER = "RAY_ADDRESS"
+"""Set where tests run on a cluster: its GPUs are not this machine's, and are not counted here."""
+_KEYS = ("kind", "env", "requires", "install", "gpus", "description")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -44,6 +48,8 @@ class Group:
     """Modules that must be installed, all of them."""
     install: str = ""
     """The command that installs them, shown when they are missing."""
+    gpus: int = 0
+    """GPUs that the machine must have, as many as its tests use at once."""
     description: str = ""
 
     @property
@@ -61,11 +67,35 @@ class Group:
         variables = os.environ if environ is None else environ
         if not self.env or any(variables.get(name) for name in self.env):
             return None
-        return f"no token: set {' or '.join(self.env)} (group {self.name})"
+        return f"{NO_TOKEN}set {' or '.join(self.env)} (group {self.name})"
 
     def missing_module(self) -> str | None:
         """The first required module that is not installed, or None."""
         return next((name for name in self.requires if not _installed(name)), None)
+
+    def missing_gpus(self) -> str | None:
+        """Why the tests of this group cannot run on the GPUs that are here, or None when there are enough."""
+        if not self.gpus or os.environ.get(CLUSTER):
+            return None
+        found = visible_gpus()
+        return None if found >= self.gpus else f"{self.gpus} GPUs, and {found} can be seen here"
+
+    def missing(self) -> str | None:
+        """What of all this is not here, for the reason of a skip; None when the tests can run."""
+        token, module, gpus = self.missing_token(), self.missing_module(), self.missing_gpus()
+        if token is not None:
+            return token
+        if module is not None:
+            return f"{NO_MODULE}{module}: {self.install or 'install ' + module} (group {self.name})"
+        return None if gpus is None else f"{NO_GPUS}needs {gpus} (group {self.name})"
+
+
+def visible_gpus() -> int:
+    """GPUs of this machine that CUDA_VISIBLE_DEVICES leaves to this process, as nvidia-smi counts them."""
+    from surefoot.harness.tracker.memory import gpu_names
+
+    there, left = len(gpu_names()), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return there if left is None else min(there, len([word for word in left.split(",") if word.strip()]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +140,13 @@ def ask(included: Sequence[str], only: Sequence[str], groups: Mapping[str, Group
                 "without it every test of the group would fail on import",
                 groups[name].install or f"install {missing}",
             )
+        short = groups[name].missing_gpus()
+        if short:
+            raise ConfigError(
+                f"{groups[name].only_flag if name in only else groups[name].flag} needs {short}",
+                "its tests run on that many at once",
+                f"run it on a machine with {groups[name].gpus} GPUs, or leave the flag out",
+            )
     return Asked(frozenset(included), only[0] if only else None)
 
 
@@ -138,6 +175,7 @@ def _read_group(name: str, table: Any, project: Project) -> Group:
         words_of(values.get("env", []), f"{where}.env", project.file),
         words_of(values.get("requires", []), f"{where}.requires", project.file),
         text_of(values.get("install", ""), f"{where}.install", project.file),
+        _count(values.get("gpus", 0), f"{where}.gpus", project),
         text_of(values.get("description", ""), f"{where}.description", project.file),
     )
     if group.kind not in (GATE, BACKEND, PLAIN):
@@ -145,6 +183,12 @@ def _read_group(name: str, table: Any, project: Project) -> Group:
     if group.kind == GATE and not group.env:
         raise refused(f"{where}: a gate needs env, the variable that opens it", project.file)
     return group
+
+
+def _count(value: Any, where: str, project: Project) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise refused(f"{where} is {value!r}, expected a whole number from 0", project.file)
+    return value
 
 
 def _installed(module: str) -> bool:

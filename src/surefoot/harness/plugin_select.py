@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from surefoot.harness.shards import Proof
 
 _OUTPUT = "surefoot_left_out"
-_NO_TOKEN, _NO_ASSET = "no token: ", "no asset: "
+_NO_ASSET = "no asset: "
 
 
 class Declared(NamedTuple):
@@ -63,6 +63,7 @@ class Selection:
         self._proof: Proof | None = None
         self._ran = self._held_back = 0
         self._asset_trouble: dict[str, str | None] = {}
+        self._lacking: dict[str, str | None] = {}
         self._refused: dict[str, str] = {}
         self._asked: Asked | None = None
         self._check_options()
@@ -214,9 +215,9 @@ class Selection:
     # -- gates and assets ---------------------------------------------------------------
 
     def _hold_back(self, item: pytest.Item) -> None:
-        """Skip a test whose token or asset is not here; in strict mode let it fail when its turn comes."""
+        """Skip a test whose token, module, GPUs or asset are not here; in strict mode it fails when its turn comes."""
         for name in self._marks(item):
-            missing = self._groups[name].missing_token()
+            missing = self._missing(name)
             if missing:
                 self._stop(item, missing, strict=bool(self._option("strict_gates")))
                 return
@@ -229,6 +230,12 @@ class Selection:
             if missing:
                 self._stop(item, _NO_ASSET + missing, strict=bool(self._option("strict_assets")))
                 return
+
+    def _missing(self, name: str) -> str | None:
+        """What a group lacks here; asked once a session, for the answer may take a process."""
+        if name not in self._lacking:
+            self._lacking[name] = self._groups[name].missing()
+        return self._lacking[name]
 
     def _stop(self, item: pytest.Item, reason: str, *, strict: bool) -> None:
         if strict:
@@ -269,7 +276,7 @@ class Selection:
             self._ran += 1
         elif report.skipped and isinstance(report.longrepr, tuple):
             reason = report.longrepr[2].removeprefix("Skipped: ")
-            self._held_back += reason.startswith((_NO_TOKEN, _NO_ASSET))
+            self._held_back += reason.startswith(("no token: ", "no module: ", "no GPUs: ", _NO_ASSET))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Nothing selected is not a pass, and neither is a run that held back everything it selected."""

@@ -6,7 +6,7 @@ Promises   missing, unreadable or empty is a `StateError` (exit 3), never an emp
 
     folder    metrics.jsonl, metrics.json, trainer_state.json, checkpoint-N/trainer_state.json, events below it
     *.jsonl   one object a line, with `step`, `global_step` or `_step`
-    *.json    metric -> step -> value, metric -> value, or an object with `log_history`
+    *.json    metric -> step -> value, metric -> value, an object with `log_history`, or `unit_results.json`
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _from_file(path: Path) -> Metrics:
     if isinstance(content, list):
         return _from_rows(path, enumerate(content, 1))
     if isinstance(content, dict):
-        return _from_mapping(content)
+        return _from_mapping(_of_tests(content) or content)
     raise _refused(path, "is neither metric -> step -> value nor a list of rows")
 
 
@@ -170,6 +170,16 @@ def _from_mapping(content: Mapping[str, Any]) -> Metrics:
         else:
             series[name] = Series(name, {int(step): _as_recorded(point) for step, point in value.items()})
     return Metrics(series, odd=odd)
+
+
+def _of_tests(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The numbers of a `unit_results.json` as `TEST/NAME`; None when it is another kind of file."""
+    metrics = content.get("metrics")
+    if "exit_status" not in content or not isinstance(metrics, dict):
+        return None
+    if not all(isinstance(values, dict) for values in metrics.values()):
+        return None
+    return {f"{test}/{name}": value for test, values in metrics.items() for name, value in values.items()}
 
 
 def _as_recorded(value: Any) -> Any:

@@ -24,6 +24,7 @@ from typing import Any
 from surefoot.errors import ConfigError, StateError
 from surefoot.harness.files import read_json
 from surefoot.harness.tables import table
+from surefoot.harness.unavailable import TAG, is_unavailable
 from surefoot.records import Verdict
 
 NEEDED, DEFAULT_LAST = 8, 20
@@ -170,7 +171,9 @@ def _trend(name: str, metric: str, history: History, last: int) -> Trend:
                 points.append(_point(session, values, metric, before))
     newest = points[-1]
     earlier = len([point for point in points[:-1] if point.value is not None])
-    if newest.flag:
+    if newest.shown == TAG:
+        status, message = Verdict.INCOMPLETE, "the newest value is unavailable: nobody measured it"
+    elif newest.flag:
         status, message = Verdict.FAIL, f"the newest value is {newest.flag}"
     elif history.unreadable:
         status, message = Verdict.INCOMPLETE, f"{len(history.unreadable)} files of the history cannot be read"
@@ -188,7 +191,7 @@ def _point(session: dict[str, Any], values: dict[str, Any], metric: str, before:
         number = None
     if number is None:
         shown = "missing" if raw is _MISSING else str(raw)
-        why = "missing" if raw is _MISSING else "not a number"
+        why = "missing" if raw is _MISSING else "" if is_unavailable(raw) else "not a number"
         return Point(*_about(session), None, shown, why)
     return Point(*_about(session), number, _number(number), flag(number, before))
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import ConfigError
-from surefoot.harness.files import write_json
+from surefoot.harness.files import make_unseen, write_json
 from surefoot.harness.scrub import scrub
 from surefoot.harness.worker_coverage_child import FOLDER
 
@@ -146,6 +146,8 @@ def _folder(source: Path) -> Path:
 
 
 def _new_run(data: Path, roots: list[Path], command: list[str], save_every: float) -> Path:
+    if data.parent.name == ".surefoot":
+        make_unseen(data.parent)
     data.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"run-{time.strftime('%Y%m%d-%H%M%S')}-", dir=data.resolve()))
     if os.pathsep in str(folder):

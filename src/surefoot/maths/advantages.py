@@ -41,7 +41,8 @@ def compute_advantages(
         group_ids: (B,) equal ids are siblings; any hashables, or an integer tensor.
         scale: `group` divides by the group's population std, `batch` by that of all rewards,
             `rank` replaces rewards by their mean rank spread over [-1, 1], `none` only centres.
-        expected_size: siblings a whole group has; None means that every group counts as whole.
+        expected_size: siblings a whole group has; None means that every group counts as whole. No run gives it:
+            `policy.samples.sort_out` decides on partial groups before.
         partial: a group of another size is trained on as it is, dropped (advantage exactly 0),
             or refused with `PartialGroupError`.
 
@@ -79,7 +80,7 @@ def zero_variance(
     best: float | None = None,
     worst: float | None = None,
 ) -> dict[str, int]:
-    """Counts of groups that teach nothing, since all siblings earned the same.
+    """Counts of groups that teach nothing, since all siblings earned the same. No run calls this.
 
     `best` and `worst` default to the largest and smallest reward seen. When every reward is
     equal and neither is given, nobody can say which it was: those two keys are left out.

@@ -47,6 +47,9 @@ def compute_logprobs(
 ) -> Tensor:
     """Log-probability of every completion token.
 
+    No run aligns here: `policy.forward` picks the states and has its own check of positions. The TRL bridge calls
+    this with `align=False`.
+
     Args:
         logits: (B, L, V) over prompt and completion; (B, T, V) with `align=False`.
         completion_ids: (B, T) padded on the right with any valid id.

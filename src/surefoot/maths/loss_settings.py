@@ -15,13 +15,13 @@ from typing import Literal, NamedTuple
 
 from surefoot.errors import ConfigError
 
-LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo"]
+LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo"]
 Correction = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 KLEstimator = Literal["k1", "k2", "k3"]
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
-    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo"),
-    "level": ("token", "sequence"),
+    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo"),
+    "level": (None, "token", "sequence"),
     "kl_estimator": ("k1", "k2", "k3"),
     "correction": (None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
@@ -43,8 +43,8 @@ class LossSettings:
     """Every number and choice that shapes the loss; a pair that contradicts itself cannot be built."""
 
     loss_type: LossType = "dapo"
-    level: Literal["token", "sequence"] = "token"
-    """Ratio per token, or one per sequence (the geometric mean over its tokens)."""
+    level: Literal["token", "sequence"] | None = None
+    """Ratio per token, or one per sequence (geometric mean over its tokens); None: sequence for gspo, else token."""
     epsilon: float = 0.2
     epsilon_high: float | None = None
     """Upper clip, `epsilon` when None. For cispo: the cap on the weight itself, required, at least 1."""
@@ -53,11 +53,11 @@ class LossSettings:
     beta: float = 0.0
     kl_estimator: KLEstimator = "k3"
     kl_input_clamp: float | None = None
-    """The log-ratio is kept in [-c, c] before the estimator."""
+    """The log-ratio is kept in [-c, c] before the estimator; where that acts, the token has no KL gradient."""
     kl_output_clamp: float | None = None
-    """The estimate is kept in [-c, c]."""
+    """The estimate, weighed, is kept in [-c, c]; where that acts, the token has no KL gradient."""
     kl_bias_correction: bool = True
-    """Multiply the estimate by the (differentiable) ratio, which makes its gradient that of KL(policy || reference)."""
+    """Multiply the estimate by the token's (differentiable) ratio; its gradient is that of KL(policy || reference)."""
     correction: Correction | None = None
     """Weigh tokens by learner over sampler probability; above the bound truncate or mask."""
     correction_clip: float = 3.0
@@ -76,6 +76,11 @@ class LossSettings:
                 "such a loss is not the one that was asked for",
                 "change one of the two values named; docs/maths.md has the table",
             )
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether a row has one ratio, and not one per token."""
+        return self.level == "sequence" or self.loss_type == "gspo"
 
     @property
     def high(self) -> float:
@@ -105,8 +110,10 @@ class LossSettings:
             yield f"correction_floor = {self.correction_floor} with correction = None: it would bound nothing"
         if self.beta == 0 and (self.kl_input_clamp is not None or self.kl_output_clamp is not None):
             yield "a KL clamp with beta = 0: there is no KL to clamp"
-        if self.level == "sequence" and self.correction in ("token_truncate", "token_mask"):
+        if self.whole_rows and self.correction in ("token_truncate", "token_mask"):
             yield f"level = sequence with correction = {self.correction}: a sequence ratio takes a sequence correction"
+        if self.loss_type == "gspo" and self.level == "token":
+            yield "loss_type = gspo with level = token: gspo has one ratio per row"
         if self.force_on_policy_ratio and self.delta is not None:
             yield f"force_on_policy_ratio with delta = {self.delta}: a ratio of 1 never reaches a second clip"
         if self.loss_type == "cispo":

@@ -14,6 +14,7 @@ Read next: docs/maths.md for the formulas, `reference.py` for the same thing in 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,9 @@ from surefoot.errors import ConfigError, ShapeError
 from surefoot.maths.loss_settings import KLEstimator, LossSettings, StepTotals
 
 __all__ = ["LossSettings", "LossTerms", "StepTotals", "estimate_kl", "kl_in_reward", "policy_loss"]
+
+LARGEST_LOG = 20.0
+"""Weights above e^20 are taken as e^20: in ratios that a clip bounds anyway, and in statistics of corrections."""
 
 
 class LossTerms(NamedTuple):
@@ -67,7 +71,7 @@ def policy_loss(
     counts = mask.sum(1)
 
     anchor = logp.detach() if settings.force_on_policy_ratio else old_logp
-    ratio = _ratio(logp - anchor, counts, settings)
+    ratio = _ratio(logp - anchor, counts, weight, settings)
     per_token = _objective(ratio, logp, weight, settings)
     sums = _ratio_sums(ratio, logp - anchor, weight, mask, settings)
     if settings.correction is not None and sampler_logp is not None:
@@ -77,7 +81,7 @@ def policy_loss(
         sums |= added
     sums["policy_loss"] = _reduce(per_token.detach(), mask, counts, settings, totals)
     if settings.beta > 0 and ref_logp is not None:
-        kl = _penalty(logp, ref_logp.detach().masked_fill(hidden, 0.0), ratio, settings)
+        kl = _penalty(logp, ref_logp.detach().masked_fill(hidden, 0.0), (logp - anchor).exp(), settings)
         per_token = per_token + settings.beta * kl
         sums |= {"kl": _total(kl, mask), "kl_tokens": mask.sum()}
     if settings.positive_nll > 0:
@@ -93,8 +97,8 @@ def kl_in_reward(
 ) -> Tensor:
     """(B,) rewards less beta times each row's summed KL estimate, detached: for KL in the reward.
 
-    k1 is the natural choice here: its sum is an unbiased estimate of the sequence KL. Use
-    either this or `LossSettings.beta`; both together penalise twice.
+    No run calls this: there is no key for it. k1 is the natural choice here: its sum is an unbiased estimate of the
+    sequence KL. Use either this or `LossSettings.beta`; both together penalise twice.
     """
     for name, tensor in (("ref_logp", ref_logp), ("mask", mask)):
         _require_shape(name, tensor, logp.shape)
@@ -111,15 +115,23 @@ def estimate_kl(gap: Tensor, estimator: KLEstimator) -> Tensor:
     if estimator == "k2":
         return gap.square() / 2
     if estimator == "k3":
-        return gap.exp() - gap - 1
+        return torch.expm1(gap) - gap  # exp(gap) - 1 would round a small gap away
     raise ConfigError(f"kl_estimator = {estimator!r}", "it must be k1, k2 or k3", "correct the spelling")
 
 
-def _ratio(log_ratio: Tensor, counts: Tensor, settings: LossSettings) -> Tensor:
-    """(B, T), or (B, 1) for sequence level. Masked entries of `log_ratio` are 0 already."""
-    if settings.level == "sequence":
+def _ratio(log_ratio: Tensor, counts: Tensor, weight: Tensor, settings: LossSettings) -> Tensor:
+    """(B, T), or (B, 1) for sequence level. Masked entries of `log_ratio` are 0 already.
+
+    Where a clip bounds the ratio from above, its logarithm is bounded first: the loss is the same, and an exponential
+    that overflows would turn the gradient of 0 into NaN. A negative advantage without `delta` has no such clip.
+    """
+    if settings.whole_rows:
         log_ratio = (log_ratio.sum(1) / counts.clamp(min=1)).unsqueeze(1)
-    return log_ratio.exp()
+    highest = max(1 + settings.high, settings.delta or 0.0)
+    bounded = log_ratio.clamp(max=max(LARGEST_LOG, math.log(highest)))
+    if settings.loss_type == "cispo" or settings.delta is not None:
+        return bounded.exp()
+    return torch.where(weight >= 0, bounded, log_ratio).exp()
 
 
 def _objective(ratio: Tensor, logp: Tensor, weight: Tensor, settings: LossSettings) -> Tensor:
@@ -133,45 +145,58 @@ def _objective(ratio: Tensor, logp: Tensor, weight: Tensor, settings: LossSettin
 
 
 def _correction(gap: Tensor, mask: Tensor, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weight (B, T) or (B, 1) from the *old* policy, so it does not change with inner steps; and its sums."""
+    """Weight (B, T) or (B, 1) from the *old* policy, so it does not change with inner steps; and its sums.
+
+    The weight of a long row may overflow: truncation and mask know what to do with it, a mean does not. So the
+    statistic counts every weight as at most e^20, and how many were larger.
+    """
     whole = settings.correction in ("sequence_truncate", "sequence_mask")
-    raw = (gap.sum(1, keepdim=True) if whole else gap).exp()
+    log_raw = gap.sum(1, keepdim=True) if whole else gap
+    raw, shown = log_raw.exp(), log_raw.clamp(max=LARGEST_LOG).exp()
     floor = 0.0 if settings.correction_floor is None else settings.correction_floor
     bounded = raw.clamp(floor, settings.correction_clip)
     outside = raw != bounded  # NaN differs from itself: it counts as outside, and is kept below
     masking = settings.correction in ("token_mask", "sequence_mask")
     used = torch.where(outside & ~raw.isnan(), torch.zeros_like(raw), raw) if masking else bounded
     valid = mask.any(1, keepdim=True) if whole else mask
-    return used, {
-        "correction_raw": _total(raw, valid),
+    sums = {
+        "correction_raw": _total(shown, valid),
+        "correction_log": _total(log_raw, valid),
         "correction_used": _total(used, valid),
+        "corrections_overflown": ((log_raw > LARGEST_LOG) & valid).sum(),
         "corrections_bounded": (outside & valid).sum(),
         "corrections": valid.sum(),
     }
+    if masking:
+        sums |= {"rejected_tokens": (outside & mask).sum(), "weighed_tokens": mask.sum()}
+    return used, sums
 
 
 def _penalty(logp: Tensor, ref_logp: Tensor, ratio: Tensor, settings: LossSettings) -> Tensor:
-    """(B, T) the KL estimate of each token, weighed by the ratio if asked to."""
-    bounds = settings.kl_input_clamp, settings.kl_output_clamp
-    gap = ref_logp - logp
-    if bounds[0] is not None:
-        gap = gap.clamp(-bounds[0], bounds[0])
+    """(B, T) the KL estimate of each token, weighed by the token's own `ratio` (B, T) if asked to.
+
+    A token that a clamp holds pushes nowhere: its estimate is constant, so its weight must be constant too. With the
+    weight's gradient left in, a token far below the reference would be pushed further down.
+    """
+    low, high = settings.kl_input_clamp, settings.kl_output_clamp
+    true_gap = ref_logp - logp
+    gap = true_gap if low is None else true_gap.clamp(-low, low)
     kl = estimate_kl(gap, settings.kl_estimator)
-    if bounds[1] is not None:
-        kl = kl.clamp(-bounds[1], bounds[1])
-    if not settings.kl_bias_correction:
-        return kl
-    if settings.kl_estimator == "k3" and settings.level == "token" and bounds == (None, None):
-        # d(ratio * k3)/d(logp) is exactly ratio * -gap, but autograd takes it as the difference of two numbers of
-        # size e^gap: in float32 that is off by 12 at a gap of 20. Same value, same gradient, no cancellation.
-        return (kl * ratio).detach() - (ratio * gap).detach() * (logp - logp.detach())
-    return kl * ratio
+    if settings.kl_bias_correction:
+        free = gap == true_gap  # where the clamp of the input does not act
+        if settings.kl_estimator == "k3":
+            # d(ratio * k3)/d(logp) is exactly ratio * -gap, but autograd takes it as the difference of two numbers of
+            # size e^gap: in float32 that is off by 12 at a gap of 20. Same value, same gradient, no cancellation.
+            kl = (kl * ratio).detach() - (ratio * gap * free).detach() * (logp - logp.detach())
+        else:
+            kl = kl * torch.where(free, ratio, ratio.detach())
+    return kl if high is None else kl.clamp(-high, high)
 
 
 def _reduce(per_token: Tensor, mask: Tensor, counts: Tensor, settings: LossSettings, totals: StepTotals) -> Tensor:
     """() the rows' share of the step's loss."""
     per_token = per_token.masked_fill(~mask, 0.0)
-    if settings.loss_type == "grpo":
+    if settings.loss_type in ("grpo", "gspo"):
         return (per_token.sum(1) / counts.clamp(min=1)).sum() / _positive("rows", totals.rows)
     if settings.loss_type == "dr_grpo":
         limit = _positive("max_completion_length", totals.max_completion_length)
@@ -183,9 +208,13 @@ def _reduce(per_token: Tensor, mask: Tensor, counts: Tensor, settings: LossSetti
 def _ratio_sums(
     ratio: Tensor, log_ratio: Tensor, weight: Tensor, mask: Tensor, settings: LossSettings
 ) -> dict[str, Tensor]:
-    """Counts over ratios: tokens, or rows at sequence level."""
-    valid = mask.any(1, keepdim=True) if settings.level == "sequence" else mask
+    """Counts over ratios: tokens, or rows at sequence level.
+
+    `clip_places` is what shares of clipped ones are taken of; the learner adds rows that it did not have to score.
+    """
+    valid = mask.any(1, keepdim=True) if settings.whole_rows else mask
     sums = {"ratios": valid.sum(), "ratio": _total(ratio, valid), "abs_log_ratio": _total(log_ratio.abs(), mask)}
+    sums["clip_places"] = valid.sum()
     if settings.loss_type == "cispo":
         return sums | {"cispo_clipped": ((ratio > settings.high) & (weight > 0) & valid).sum()}
     low = (ratio < 1 - settings.epsilon) & (weight < 0) & valid

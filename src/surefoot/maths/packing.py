@@ -27,7 +27,7 @@ from surefoot.records import LENGTH, TrainSample
 
 SEQ_LEN_BUCKETS = (256, 512, 768, 1024)
 COMPLETION_LEN_BUCKETS = (128, 256, 384, 512)
-"""Used when an empty list is given; longer data keeps its own length, so defaults never cut."""
+"""Used when an empty list is given; longer data keeps its own length, so defaults never cut. No run gives a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Batch:
     truncated: Tensor
     """(B,) bool: the length limit ended this completion."""
     ref_logprobs: Tensor | None
-    """(B, T) under the reference, or None for every row."""
+    """(B, T) under the reference, or None for every row. No run reads this: the learner scores the reference itself."""
     item_ids: list[str]
     groups: list[str]
     trainer_versions: list[int]
@@ -74,7 +74,7 @@ class Batch:
         return dataclasses.replace(self, **picked)  # type: ignore[arg-type]
 
     def loss_mask(self, *, mask_truncated: bool = False) -> Tensor:
-        """(B, T) bool, the one mask that all loss terms share."""
+        """(B, T) bool, the one mask that all loss terms share. No run calls this: the learner leaves such rows out."""
         return self.mask & ~self.truncated.unsqueeze(1) if mask_truncated else self.mask
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchStats:
-    """What packing saw, row by row, before any padding or cut."""
+    """What packing saw, row by row, before any padding or cut; the learner makes metrics of it."""
 
     sequence_lengths: list[int]
     completion_lengths: list[int]
@@ -110,7 +110,8 @@ def make_batch(
     Buckets round widths up, so that few shapes occur. None means the exact longest length; an
     empty list means the defaults above. The completion width is the first bucket that holds the
     longest completion, the sequence width the first that holds the longest prompt plus that.
-    When the largest bucket is too small, completions are cut and the cut is counted.
+    When the largest bucket is too small, completions are cut and the cut is counted. No run passes
+    buckets, and no key sets them.
     """
     if not samples:
         raise ShapeError("make_batch got no samples", "an empty batch has no shape", "skip the step with a reason")
@@ -133,6 +134,19 @@ def make_batch(
         trainer_versions=[s.trainer_version for s in samples],
     )
     return batch, _stats(samples, length, width)
+
+
+def sequence_metrics(packed: Sequence[BatchStats]) -> dict[str, float]:
+    """How long these batches' rows are, prompt and completion, in tokens; the same however they were cut."""
+    lengths = [length for each in packed for length in each.sequence_lengths]
+    if not lengths:
+        return {}
+    return {"sequences/mean_length": sum(lengths) / len(lengths), "sequences/max_length": float(max(lengths))}
+
+
+def rows_by_dataset(packed: Sequence[BatchStats]) -> dict[str, int]:
+    """Data set -> how many rows of these batches are of it."""
+    return dict(collections.Counter(name for each in packed for name in each.datasets))
 
 
 def step_totals(
@@ -160,7 +174,7 @@ def _widths(
         raise ShapeError(
             f"sample {longest.item_id} has a prompt of {prompt} tokens, the largest sequence bucket holds {length}",
             "no room is left for a completion",
-            "raise seq_len_buckets, or leave out tasks with long prompts (max_prompt_length)",
+            "pass larger seq_len_buckets, or leave out tasks with long prompts (max_prompt_length)",
         )
     return length, min(width, length - prompt)
 

@@ -27,16 +27,19 @@ MEANS: dict[str, tuple[str, str]] = {
     "entropy": ("entropy", "entropy_tokens"),
     "kl": ("kl", "kl_tokens"),
     "positive_nll": ("positive_nll", "positive_tokens"),
-    "clip_ratio/low_mean": ("clip_low", "ratios"),
-    "clip_ratio/high_mean": ("clip_high", "ratios"),
-    "clip_ratio/region_mean": ("clip_region", "ratios"),
-    "clip_ratio/delta_mean": ("delta_clipped", "ratios"),
-    "cispo_clip_ratio": ("cispo_clipped", "ratios"),
+    "scored_share": ("entropy_tokens", "step_tokens"),
+    "clip_ratio/low_mean": ("clip_low", "clip_places"),
+    "clip_ratio/high_mean": ("clip_high", "clip_places"),
+    "clip_ratio/region_mean": ("clip_region", "clip_places"),
+    "clip_ratio/delta_mean": ("delta_clipped", "clip_places"),
+    "cispo_clip_ratio": ("cispo_clipped", "clip_places"),
     "probs_ratio": ("ratio", "ratios"),
     "abs_log_ratio": ("abs_log_ratio", "tokens"),
     "correction/raw_mean": ("correction_raw", "corrections"),
+    "correction/log_mean": ("correction_log", "corrections"),
     "correction/used_mean": ("correction_used", "corrections"),
     "correction/bounded_share": ("corrections_bounded", "corrections"),
+    "correction/rejected_share": ("rejected_tokens", "weighed_tokens"),
     "token_mult_prob_error": ("mult_prob_error", "mismatch_tokens"),
     "gen_kl_error": ("gen_kl", "mismatch_tokens"),
     "policy_kl_error": ("policy_kl", "mismatch_tokens"),
@@ -68,6 +71,7 @@ EXTREMES: dict[str, tuple[str, str]] = {
 TOTALS: dict[str, str] = {
     "loss": "loss",
     "policy_loss": "policy_loss",
+    "correction/overflow": "corrections_overflown",
     "trained_tokens": "tokens",
     "trained_rows": "rows",
     "seq_mult_prob_error/masked_rows": "seq_masked_rows",
@@ -117,7 +121,7 @@ def token_sums(
 
 
 def sequence_errors(logp: Tensor, sampler_logp: Tensor, mask: Tensor) -> Tensor:
-    """(B,) mean of exp|logp - sampler_logp| over each row's masked tokens; NaN for a row without any."""
+    """(B,) mean of exp|logp - sampler_logp| over each row's masked tokens; NaN for a row without any. As below."""
     learner, sampler = _selected(logp.detach(), sampler_logp, mask)
     return (learner - sampler).abs().exp().masked_fill(~mask, 0.0).sum(1) / mask.sum(1)
 
@@ -131,7 +135,7 @@ def sequence_sums(
     threshold: float | None = None,
     correct: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Per-sequence mismatch before and after masking whole sequences above `threshold`.
+    """Per-sequence mismatch before and after masking whole sequences above `threshold`. No run calls this.
 
     Args:
         correct: (B,) bool, which rows were right; gives the share of correct ones among the masked.

@@ -6,12 +6,12 @@ in all three. The census does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,6 @@ class Census:
 
 @dataclass
 class _Counter:
-    net: Any
     before: dict[str, tuple[float, float]] = field(default_factory=dict)
     counted: Census | None = None
 
@@ -44,13 +43,13 @@ class _Counter:
 
 
 @contextmanager
-def take_census(net: Any, *, wanted: bool) -> Iterator[_Counter]:
-    """Count around an optimiser step; free when not wanted."""
-    counter = _Counter(net)
+def take_census(trained: Mapping[str, Tensor], *, wanted: bool) -> Iterator[_Counter]:
+    """Count around an optimiser step over these parameters; free when not wanted."""
+    counter = _Counter()
     if not wanted:
         yield counter
         return
-    named = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
+    named = [(n, p) for n, p in trained.items() if p.requires_grad]
     before = {name: _fingerprint(p) for name, p in named}
     gradients = sum(1 for _, p in named if p.grad is not None and bool((p.grad != 0).any()))
     yield counter

@@ -363,7 +363,7 @@ def _as_rows(pairs: Sequence[PreferencePair]) -> list[TrainSample]:
 
 
 def _pack(net: Any, rows: Sequence[TrainSample], pad_token_id: int) -> Batch:
-    batch, _ = make_batch(rows, pad_token_id=pad_token_id)
+    batch = make_batch(rows, pad_token_id=pad_token_id)[0]
     invariants.check_batch(batch, rows)  # prompt, then completion: an index means the same token on both sides
     return batch.to(next(net.parameters()).device)
 

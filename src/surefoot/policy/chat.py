@@ -11,13 +11,15 @@ Read next: `template_limits.py`, why a template cannot run away.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from surefoot.errors import ModelError, TaskError
+from surefoot.errors import ModelError, TaskError, ToolError
 from surefoot.policy.chat_replies import ReplyEncoder
 from surefoot.policy.template_limits import render_within_limits
+from surefoot.policy.templates import fitting
 from surefoot.protocols import ToolSpec
 
 
@@ -44,6 +46,7 @@ class ChatCodec:
         pad = tokenizer.pad_token_id  # 0 is a valid id, so no truthiness here
         self.pad_token_id: int = min(stop_ids) if pad is None else pad
         self._special = _any_of(special_texts(tokenizer))
+        self._refuse_forging_tools()
         self._check_template()
         self._replies = self._reply_encoder(max_reply_tokens) if max_reply_tokens else None
 
@@ -74,16 +77,41 @@ class ChatCodec:
         return self._replies.encode(answers)
 
     @property
+    def has_template(self) -> bool:
+        """Whether messages are rendered, or stand one after the other as they are."""
+        return self._tokenizer.chat_template is not None
+
+    @property
     def reply_overhead(self) -> int:
         """Tokens that the template writes around one tool answer; 0 without tools."""
         return 0 if self._replies is None else self._replies.overhead
+
+    def call_text(self) -> str | None:
+        """How the template writes a call of `probe` with x = "y", as graders read it; None if it writes none."""
+        asked: list[dict[str, Any]] = [{"role": "user", "content": "probe"}]
+        call = {"type": "function", "function": {"name": "probe", "arguments": {"x": "y"}}}
+        try:
+            before = self._text(asked, True)
+            after = self._text([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], False)
+        except ModelError:
+            return None  # it knows no calls; what it knows is checked elsewhere
+        said = after[len(before) :] if after.startswith(before) else ""
+        return self.decode(self._tokenizer(said, add_special_tokens=False).input_ids) if "probe" in said else None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True) -> str:
+        """The template's text of these messages, tools included: for a person to look at, never to be tokenised."""
+        return self._text(messages, generation_prompt)
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """Every token as text, those that are not text too: what the model is really given, for a person to look at."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def _reply_encoder(self, max_tokens: int) -> ReplyEncoder:
         if self._tokenizer.chat_template is None:
             raise ModelError(
                 "a model without a chat template was given tools",
                 "nothing tells it where a tool's answer begins and ends",
-                "set chat_template to a file with one, or use an instruct model",
+                'use an instruct model, or set chat_template = "builtin:chatml_tools" where it fits, or a file',
             )
         self._check_marks()
         return ReplyEncoder(
@@ -107,10 +135,12 @@ class ChatCodec:
             shown = self._text(probe, True)
             missing = [name for name in names if name not in shown]
             if missing:
+                usable = [f'"{name}"' for name in fitting(self._tokenizer)]
                 raise ModelError(
                     f"the chat template does not show the tool {missing[0]!r} to the model",
                     "it would have to guess the tools' names and arguments",
-                    "set chat_template to one that renders `tools`, or tools.in_prompt = false",
+                    f"set chat_template = {' or '.join(usable) or 'a file whose template renders `tools`'}; or "
+                    "tools.in_prompt = false where the policy knows the tools already",
                 )
 
     def _encode_plain(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
@@ -149,6 +179,17 @@ class ChatCodec:
                     "it would not be read as text: it ends the turn, or speaks for somebody else",
                     "write it differently (a space inside is enough), or leave the task out; "
                     "a prompt that was rendered beforehand is given as plain messages",
+                )
+
+    def _refuse_forging_tools(self) -> None:
+        """What a server says of its tools stands in the prompt: it must not end a turn or open one."""
+        for tool in self._tools:
+            told = json.dumps(tool, ensure_ascii=False)
+            if found := self._special and self._special.search(told):
+                raise ToolError(
+                    f"the description of {tool['function']['name']!r} spells the model's own token {found.group()!r}",
+                    "in the prompt it would not be read as text: it ends the turn, or speaks for somebody else",
+                    "leave the tool out (`tools` in the servers file), or ask whoever runs the server",
                 )
 
     def _check_template(self) -> None:

@@ -151,5 +151,5 @@ def _misfit(what: str, near: str) -> ModelError:
     return ModelError(
         f"the chat template cannot be used with tools: {what}" + (f" (near {near!r})" if near else ""),
         "tools' answers are appended as tokens, so what the template writes around them has to be known",
-        "set chat_template to a file with a template that knows the role tool",
+        'set chat_template = "builtin:chatml_tools" ("builtin:llama_tools" for a Llama), or a file that knows tools',
     )

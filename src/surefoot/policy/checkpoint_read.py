@@ -21,6 +21,7 @@ from surefoot.policy.census import Census
 from surefoot.policy.learner import GRPOLearner
 from surefoot.policy.tensor_file import Spec, check_fits, read_header, read_tensors
 from surefoot.policy.training_state import (
+    MASTERS,
     MOMENTS,
     OLD,
     OPTIMISER,
@@ -39,7 +40,8 @@ STATE_BYTES = 64 << 20
 SLACK = 256 << 20
 """What a checkpoint may hold beside tensors in one file: a tokenizer, a header."""
 KEYS = frozenset(
-    "schema step version pushes kl_seen checked_tokens splits census idle stepped has_reference old extra".split()
+    "schema step version pushes kl_seen checked_tokens changed_entries splits census idle stepped has_reference old "
+    "extra".split()
 )
 
 Expected = dict[str, dict[str, Spec]]
@@ -82,7 +84,8 @@ def load_weights(net: Any, folder: Path) -> Manifest:
 
 def _verified(net: Any, folder: Path) -> Manifest:
     """A folder that is as it was saved; hashing begins only when the sizes can be true for this model."""
-    limit = 2 * sum(Spec.of(value).size for value in weights_of(net).values()) + SLACK  # AdamW's two moments
+    widths = ((value.numel(), max(value.dtype.itemsize, 4)) for value in weights_of(net).values())
+    limit = 2 * sum(entries * width for entries, width in widths) + SLACK  # AdamW's two moments, in float32 at least
     listed = read_manifest(folder)
     for name, entry in listed.files.items():
         if entry.size > limit:
@@ -107,7 +110,7 @@ def _read_record(manifest: Manifest) -> dict[str, Any]:
     if record.keys() != KEYS:
         odd = sorted(record.keys() ^ KEYS)
         raise refusal(path, f"{len(odd)} keys are missing or unknown, first {odd[0][:80]!r}")
-    for key in ("step", "version", "pushes", "checked_tokens", "splits"):
+    for key in ("step", "version", "pushes", "checked_tokens", "changed_entries", "splits"):
         _count(path, record, key)
     for key in ("schema", "step", "version"):
         if record[key] != manifest.facts.get(key):
@@ -125,7 +128,7 @@ def _read_record(manifest: Manifest) -> dict[str, Any]:
 def _expected(learner: GRPOLearner, manifest: Manifest, record: Mapping[str, Any]) -> Expected:
     """Every tensor file the checkpoint must hold, from the live model."""
     path = manifest.path(STATE)
-    parameters = dict(learner.net.named_parameters())
+    parameters = learner.trained()
     if unknown := sorted(set(record["stepped"]) - parameters.keys()):
         raise refusal(path, f"{len(unknown)} stepped parameters are not in this model, first {unknown[0][:200]!r}")
     if record["has_reference"] != (learner.reference is not None):
@@ -134,6 +137,11 @@ def _expected(learner: GRPOLearner, manifest: Manifest, record: Mapping[str, Any
     weights = {name: Spec.of(value) for name, value in weights_of(learner.net).items()}
     moments = {f"{key}/{name}": moment_specs(parameters[name])[key] for name in record["stepped"] for key in MOMENTS}
     expected = {WEIGHTS: weights, OPTIMISER: moments}
+    if (MASTERS in manifest.files) != (learner.masters is not None):
+        had, has = ("with", "without") if learner.masters is None else ("without", "with")
+        raise refusal(manifest.folder, f"it was saved {had} float32 masters, this run trains {has}: another dtype")
+    if learner.masters is not None:
+        expected[MASTERS] = {name: Spec.of(value) for name, value in learner.masters.tensors.items()}
     if record["has_reference"]:
         expected[REFERENCE] = weights
     if old := _old_rows(path, record):
@@ -175,9 +183,11 @@ def _read_state(manifest: Manifest, record: Mapping[str, Any], expected: Expecte
     return TrainingState(
         version=record["version"], pushes=record["pushes"], kl_seen=record["kl_seen"],
         checked_tokens=record["checked_tokens"], census=_census(manifest.path(STATE), record["census"]),
-        splits=record["splits"], idle=record["idle"], weights=tensors[WEIGHTS],
+        splits=record["splits"], changed_entries=record["changed_entries"], idle=record["idle"],
+        weights=tensors[WEIGHTS],
         moments={name: {key: moments[f"{key}/{name}"] for key in MOMENTS} for name in record["stepped"]},
-        reference=tensors.get(REFERENCE), old=_old(manifest.path(STATE), record, tensors.get(OLD)),
+        masters=tensors.get(MASTERS), reference=tensors.get(REFERENCE),
+        old=_old(manifest.path(STATE), record, tensors.get(OLD)),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from surefoot.errors import InvariantError
 from surefoot.maths.logprobs import TokenScores, score_tokens_chunked
 from surefoot.maths.packing import Batch
 from surefoot.policy.sibling_attention import seat, sibling_attention
@@ -45,6 +46,7 @@ def score_batch(net: Any, batch: Batch, *, temperature: float, with_entropy: boo
 
 def completion_hidden(net: Any, batch: Batch) -> Tensor:
     """(B, T, H): entry t of a row is the state that predicts completion token t."""
+    _require_in_place(batch)
     prompts, owner = _distinct_prompts(batch)
     rows, width = batch.completion_ids.shape
     shared = len(prompts) * max(map(len, prompts)) + rows * width
@@ -53,13 +55,30 @@ def completion_hidden(net: Any, batch: Batch) -> Tensor:
     return _shared(net, _lay_out(batch, prompts, owner), prompts, owner)
 
 
+def _require_in_place(batch: Batch) -> None:
+    """Every trained token stands in its own row, right where its prompt's length says; one reduction on the device."""
+    rows, length = batch.input_ids.shape
+    places = batch.prompt_lens[:, None] + torch.arange(batch.completion_ids.shape[1], device=batch.mask.device)
+    inside = (places >= 1) & (places < length)  # at 0 no state comes before it
+    there = batch.input_ids.gather(1, places.clamp(0, length - 1)) == batch.completion_ids
+    wrong = batch.mask & ~(inside & there)
+    if bool(wrong.any()):
+        row, token = wrong.nonzero()[0].tolist()
+        raise InvariantError(
+            f"row {row} of {rows} ({batch.item_ids[row]}): trained token {token} is not at place "
+            f"{int(places[row, token])} of {length} in its row ({int(wrong.sum())} such tokens)",
+            "its log-probability would be read from another token's state, and every number would still be finite",
+            "nothing was trained on it; report the run folder if your own code did not cause it",
+        )
+
+
 def _plain(net: Any, batch: Batch) -> Tensor:
     """One call over prompt and completion together."""
     width = batch.completion_ids.shape[1]
     # Padded on the right and causal: no real token can see padding, so no mask is needed.
     states = net.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     where = batch.prompt_lens[:, None] - 1 + torch.arange(width, device=states.device)
-    where = where.clamp(max=states.shape[1] - 1)  # only padding can reach beyond; the mask drops it
+    where = where.clamp(max=states.shape[1] - 1)  # padding alone reaches beyond: `_require_in_place` has looked
     index = where[..., None].expand(-1, -1, states.shape[-1])
     return torch.gather(states, 1, index)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,16 +26,18 @@ from surefoot.errors import InvariantError, NumericsError
 from surefoot.guards import invariants
 from surefoot.maths import stats
 from surefoot.maths.losses import StepTotals, policy_loss
-from surefoot.maths.packing import Batch, make_batch, step_totals
+from surefoot.maths.packing import Batch, BatchStats, make_batch, rows_by_dataset, sequence_metrics, step_totals
 from surefoot.policy.census import Census, take_census
 from surefoot.policy.channels import Channels
 from surefoot.policy.forward import score_batch
 from surefoot.policy.learner_settings import LearnerSettings
+from surefoot.policy.masters import make_masters
 from surefoot.policy.memory_split import MAX_SPLITS, is_out_of_memory, largest_piece, memory_limit, split_note
 from surefoot.policy.optimiser import all_finite, allocate_moments, make_optimiser, moments
 from surefoot.policy.samples import cut
 from surefoot.policy.schedule import learning_rate_at
 from surefoot.policy.suspects import find_suspects, nonfinite_error, not_finite
+from surefoot.policy.updates import CountedStep, Updates, check_rate, check_taken_in
 from surefoot.protocols import Scored, StepReport, Weights
 from surefoot.pulse import beat
 from surefoot.records import TrainSample
@@ -53,23 +55,33 @@ class GRPOLearner:
     Args:
         net: a Hugging Face causal language model in eval mode.
         channels: further losses of the step; None when there are none.
+        masters: the network's parameters in the precision of its file, where it computes in a coarser one.
     """
 
-    def __init__(self, net: Any, settings: LearnerSettings, channels: Channels | None = None) -> None:
+    def __init__(
+        self, net: Any, settings: LearnerSettings, channels: Channels | None = None,
+        masters: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
         self.net, self.settings, self.channels = net, settings, channels
         self._version = 0
         self.census: Census | None = None
         self.reference = _frozen_copy(net) if settings.loss.beta > 0 else None
         self.checked_tokens = 0
+        self.changed_entries = 0
+        """Parameter entries that optimiser steps changed, summed over the steps of the run."""
         self._old: dict[tuple[str, int], Tensor] = {}
+        self._packed: list[BatchStats] = []
+        """What packing saw of this attempt at a step, piece by piece."""
         self._kl_seen = False
         self._pushes = 0  # applied steps with a gradient from rewards: after those the policy has left its start
         self.splits = 0
         """How often microbatches were halved because memory ran out."""
         self._torn = False  # a step has begun and not ended: the weights belong to no version
+        self.masters = make_masters(net, masters)
+        """What is trained where the network computes in bfloat16; None where its own parameters are."""
         self.optimiser = make_optimiser(
-            net, learning_rate=settings.learning_rate, weight_decay=settings.weight_decay, betas=settings.betas,
-            epsilon=settings.adam_epsilon,
+            self.trained().values(), learning_rate=settings.learning_rate, weight_decay=settings.weight_decay,
+            betas=settings.betas, epsilon=settings.adam_epsilon,
         )  # fmt: skip
 
     @property
@@ -83,15 +95,26 @@ class GRPOLearner:
         return next(self.net.parameters()).device  # type: ignore[no-any-return]
 
     def weights(self) -> Weights:
-        """The current parameters by Hugging Face name; views, not copies."""
+        """The current parameters by Hugging Face name, as they compute; views, not copies."""
         return dict(self.net.named_parameters())
+
+    def trained(self) -> dict[str, Tensor]:
+        """What the optimiser steps, by the same names: the parameters themselves, or their float32 masters."""
+        own = dict(self.net.named_parameters())
+        return own if self.masters is None else own | self.masters.tensors
+
+    def forget_gradients(self) -> None:
+        """Gradients of what is trained, and any that an interrupted backward pass left on its way there."""
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.masters is not None:
+            self.net.zero_grad(set_to_none=True)
 
     def score(self, texts: Sequence[Scored], *, temperature: float) -> list[tuple[float, ...]]:
         """Log-probabilities of given completions under the current weights; changes nothing."""
         rows = [_as_sample(f"probe/{i}", prompt, completion) for i, (prompt, completion) in enumerate(texts)]
         if not rows:
             return []
-        batch, _ = make_batch(rows, pad_token_id=self.settings.pad_token_id)
+        batch = make_batch(rows, pad_token_id=self.settings.pad_token_id)[0]
         with torch.no_grad():
             scores = score_batch(self.net, batch.to(self.device), temperature=temperature, with_entropy=False)
         found = scores.logprobs.float().cpu().tolist()
@@ -128,7 +151,7 @@ class GRPOLearner:
                 piece = largest_piece(moving, self.settings.microbatch_size, self.splits)
                 raise memory_limit(self.net, piece, splits=self.splits, version=self._version, torn=True) from error
         # Only here, behind the except clause: until its end the error's traceback keeps every activation alive.
-        self.optimiser.zero_grad(set_to_none=True)
+        self.forget_gradients()
         self.checked_tokens = checked
         if self.channels is not None:
             self.channels._dead = idle
@@ -150,11 +173,13 @@ class GRPOLearner:
         if iteration == 0:
             self._old.clear()
         totals = self._totals(samples)
-        self.optimiser.zero_grad(set_to_none=True)
+        self.forget_gradients()
+        self._packed = []
         pieces = cut(moving, self.settings.microbatch_size, self.splits)
         parts = [self._backward(piece, totals, iteration) for piece in pieces]
         if samples and not moving and self._version == 0 and iteration == 0:
             parts = [self._parity_only(samples)]
+        parts.append(self._unscored(samples, moving, totals))
         metrics = stats.finish(stats.merge(parts))
         if iteration == 0 and samples:
             self._check_parity(metrics, moving or samples)
@@ -162,6 +187,20 @@ class GRPOLearner:
             added = self.channels.backward(self.net, samples, self._version, self.splits)
             metrics = stats.finish(stats.merge([*parts, *added])) | self.channels.facts
         return metrics
+
+    def _unscored(
+        self, samples: Sequence[TrainSample], moving: Sequence[TrainSample], totals: StepTotals
+    ) -> stats.Sums:
+        """What statistics over all sampled tokens need of rows that were not scored, because they move nothing.
+
+        With an advantage of 0 nothing is ever counted as clipped, so such rows belong into the denominator of the clip
+        ratios and add 0 above it. Their entropy nobody knows: `scored_share` says what share of the tokens it is of.
+        """
+        scored = self._totals(moving)
+        left = totals.rows - scored.rows if self.settings.loss.whole_rows else totals.tokens - scored.tokens
+        sampled = sum(s.trained_tokens for s in samples)
+        numbers = {"clip_places": left, "step_tokens": sampled, "entropy_tokens": 0}
+        return {name: torch.tensor(value, device=self.device) for name, value in numbers.items()}
 
     def _totals(self, samples: Sequence[TrainSample]) -> StepTotals:
         settings = self.settings
@@ -177,8 +216,9 @@ class GRPOLearner:
         return sample.advantage != 0 or loss.beta > 0
 
     def _pack(self, piece: Sequence[TrainSample]) -> Batch:
-        batch, _ = make_batch(piece, pad_token_id=self.settings.pad_token_id)
+        batch, packed = make_batch(piece, pad_token_id=self.settings.pad_token_id)
         self.checked_tokens += invariants.check_batch(batch, piece)
+        self._packed.append(packed)
         return batch.to(self.device)
 
     def _backward(self, piece: Sequence[TrainSample], totals: StepTotals, iteration: int) -> stats.Sums:
@@ -242,43 +282,56 @@ class GRPOLearner:
     ) -> StepReport:
         """Step the optimiser, unless a number is not finite."""
         settings = self.settings
-        rate = learning_rate_at(
-            self._version + 1, peak=settings.learning_rate, kind=settings.lr_scheduler_type,
-            warmup_steps=settings.warmup_steps, max_steps=settings.max_steps,
-        )  # fmt: skip
+        rate = self._rate_at(self._version + 1)
         always = {"learning_rate": rate, "memory/splits": float(self.splits)}
+        always |= {"updates/changed_share": 0.0, "updates/published_share": 0.0}
         silent = not moving and "loss" not in metrics  # a channel may have a loss where the samples have none
         if not silent:
             limit = settings.max_grad_norm if settings.max_grad_norm > 0 else float("inf")
-            metrics["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit))
+            metrics["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.trained().values(), limit))
         elif samples:  # every advantage is 0, so these are exact; without samples they are undefined
             metrics |= {"loss": 0.0, "grad_norm": 0.0}
         if broken := not_finite(metrics) or self._broken_memory():
-            self.optimiser.zero_grad(set_to_none=True)
+            self.forget_gradients()
             return StepReport(always, self._version, applied=False, suspects=broken)
         if not silent:
-            self._step(rate)
+            updates = self._step(rate)
+            always["updates/changed_share"] = updates.changed_share
+            always["updates/published_share"] = updates.published_share
+            self.changed_entries += updates.changed
             self._pushes += rate > 0 and any(s.advantage != 0 for s in moving)
         self._version += 1  # a step without signal is a step: planned = executed
         self._torn = False
         if not silent:
             self._watch_reference(metrics)
-        return StepReport(metrics | always, self._version, applied=True)
+        trained = rows_by_dataset(self._packed) if moving else {}
+        always |= sequence_metrics(self._packed) if moving else {}
+        return StepReport(metrics | always, self._version, applied=True, trained_rows=trained)
+
+    def _rate_at(self, step: int) -> float:
+        settings = self.settings
+        return learning_rate_at(
+            step, peak=settings.learning_rate, kind=settings.lr_scheduler_type, warmup_steps=settings.warmup_steps,
+            max_steps=settings.max_steps,
+        )  # fmt: skip
 
     def _broken_memory(self) -> tuple[str, ...]:
         """One NaN in a moment would be written into its weight by the best of gradients."""
         return () if all_finite(moments(self.optimiser)) else ("the optimiser's state is not finite",)
 
-    def _step(self, rate: float) -> None:
+    def _step(self, rate: float) -> Updates:
         """Change the weights. From the first to the last of them the learner is torn, and cannot be saved."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         allocate_moments(self.optimiser)
+        step = CountedStep(self.optimiser, None if self.masters is None else self.masters.by_tensor())
         still_waiting = self.census is None or self.census.moved == 0
-        with take_census(self.net, wanted=still_waiting) as census:
+        with take_census(self.trained(), wanted=still_waiting) as census:
             failpoint("learner.before_step")
+            check_rate(self.optimiser, rate, self._version)
             self._torn = True
-            self.optimiser.step()
+            updates = step.take()
+            check_rate(self.optimiser, rate, self._version)
             failpoint("learner.after_step")
         self.census = census.result() if still_waiting else self.census
         if not all_finite(self.net.parameters()):
@@ -287,6 +340,10 @@ class GRPOLearner:
                 "the update itself overflowed; nothing of it is saved or published",
                 "lower learning_rate, then resume from the last checkpoint",
             )
+        dtypes = {value.dtype for value in self.trained().values()}
+        highest = self._rate_at(min(max(self.settings.warmup_steps, 1), self.settings.max_steps))
+        check_taken_in(updates, rate, highest, self._version, dtypes)
+        return updates
 
     def _suspects(
         self, samples: Sequence[TrainSample], moving: list[TrainSample], iteration: int, seen: Sequence[str]
@@ -298,19 +355,20 @@ class GRPOLearner:
         self._old = dict(emptied)
 
         def examine(sample: TrainSample) -> dict[str, float]:
-            self.optimiser.zero_grad(set_to_none=True)
+            self.forget_gradients()
             numbers = stats.finish(self._backward([sample], totals, iteration))
-            norm = get_total_norm([p.grad for p in self.net.parameters() if p.grad is not None])
+            norm = get_total_norm([p.grad for p in self.trained().values() if p.grad is not None])
             return numbers | {"gradient norm": float(norm)}
 
         beside = () if self.channels is None else ("a loss beside the policy's may be to blame",)
         try:
             return find_suspects(
-                moving or samples, examine, net=self.net, optimiser=self.optimiser, seen=(*seen, *beside)
-            )
+                moving or samples, examine, net=self.net, optimiser=self.optimiser, seen=(*seen, *beside),
+                masters=None if self.masters is None else self.masters.tensors,
+            )  # fmt: skip
         finally:
             self._old, self.checked_tokens = kept
-            self.optimiser.zero_grad(set_to_none=True)
+            self.forget_gradients()
 
     def _watch_reference(self, metrics: dict[str, float]) -> None:
         """Refresh the reference when due, and refuse a penalty that never did anything."""

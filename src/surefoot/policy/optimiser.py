@@ -19,11 +19,12 @@ from torch.nn.utils import get_total_norm
 
 
 def make_optimiser(
-    net: Any, *, learning_rate: float, weight_decay: float, betas: tuple[float, float], epsilon: float
+    trained: Iterable[Tensor], *, learning_rate: float, weight_decay: float, betas: tuple[float, float], epsilon: float
 ) -> torch.optim.AdamW:
-    """AdamW over a model's parameters; only matrices decay."""
-    decayed = [p for p in net.parameters() if p.dim() >= 2]
-    plain = [p for p in net.parameters() if p.dim() < 2]
+    """AdamW over these parameters, a model's own or their masters; only matrices decay."""
+    parameters = list(trained)
+    decayed = [p for p in parameters if p.dim() >= 2]
+    plain = [p for p in parameters if p.dim() < 2]
     return torch.optim.AdamW(
         [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}],
         lr=learning_rate, betas=betas, eps=epsilon, fused=True,
@@ -69,10 +70,14 @@ def name_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     return found
 
 
-def named_state(net: Any, optimiser: torch.optim.Optimizer) -> Iterable[tuple[str, Tensor]]:
-    """Weights, then AdamW's memory, each under a name that a person can look up."""
-    parameters: Mapping[str, Tensor] = dict(net.named_parameters())
+def named_state(
+    net: Any, optimiser: torch.optim.Optimizer, masters: Mapping[str, Tensor] | None = None
+) -> Iterable[tuple[str, Tensor]]:
+    """Weights, their masters, then AdamW's memory, each under a name that a person can look up."""
+    parameters: dict[str, Tensor] = dict(net.named_parameters())
+    masters = dict(masters or {})
     yield from ((f"weights of {name}", value) for name, value in parameters.items())
-    for name, parameter in parameters.items():
+    yield from ((f"float32 master of {name}", value) for name, value in masters.items())
+    for name, parameter in (parameters | masters).items():
         for key, value in optimiser.state.get(parameter, {}).items():
             yield f"optimiser state of {name}, {key}", value

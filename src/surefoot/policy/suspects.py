@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from surefoot.errors import NumericsError
 from surefoot.policy.memory_split import is_out_of_memory
@@ -31,7 +32,7 @@ def not_finite(metrics: Mapping[str, float]) -> tuple[str, ...]:
 
 def find_suspects(
     samples: Sequence[TrainSample], examine: Callable[[TrainSample], Mapping[str, float]], *, net: Any,
-    optimiser: torch.optim.Optimizer, seen: Sequence[str],
+    optimiser: torch.optim.Optimizer, seen: Sequence[str], masters: Mapping[str, Tensor] | None = None,
 ) -> tuple[str, ...]:  # fmt: skip
     """Who is to blame for a refused step.
 
@@ -39,11 +40,12 @@ def find_suspects(
         samples: those that took part in it.
         examine: one sample -> its own numbers, `loss` and `gradient norm` among them; leaves nothing behind.
         seen: what was not finite about the step as a whole, for the case that no part of it is to blame.
+        masters: what the optimiser steps instead of the network's parameters of these names.
 
     Returns:
         Texts such as `task=sums/1+1/group=train/3/0/rollout=2: loss is nan`; never empty.
     """
-    if broken := name_not_finite(named_state(net, optimiser)):
+    if broken := name_not_finite(named_state(net, optimiser, masters)):
         return tuple(broken)  # with broken weights every sample looks guilty, and none is
     if guilty := [f"{name_of(sample)}: {fault}" for sample in samples if (fault := _fault(sample, examine))]:
         return tuple(guilty)

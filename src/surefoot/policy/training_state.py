@@ -3,7 +3,8 @@
 Owns       the list of what a learner's state is; its form on disk: `training/*.safetensors` and `training/state.json`
            beside the Hugging Face weights, in one folder that is complete or absent.
 Promises   restored into a fresh learner of the same model, training goes on as if it had never stopped: weights,
-           moments and step counts by parameter name, reference, version, census, old logprobs between two passes.
+           their float32 masters, moments and step counts by parameter name, reference, version, census, old logprobs
+           between two passes.
            The learning rate is a function of the version and is not stored.
 Never      changes a learner before everything fits, and never unpickles.
 
@@ -33,16 +34,18 @@ from surefoot.store.manifest import Entry
 SCHEMA = 1
 """The form of what is written here; a reader refuses a larger number."""
 FOLDER = "training"
-STATE, OPTIMISER, REFERENCE, OLD = (
-    f"{FOLDER}/{name}" for name in ("state.json", "optimiser.safetensors", "reference.safetensors", "old.safetensors")
+STATE = f"{FOLDER}/state.json"
+OPTIMISER, MASTERS, REFERENCE, OLD = (
+    f"{FOLDER}/{name}.safetensors" for name in ("optimiser", "masters", "reference", "old")
 )
 WEIGHTS = "model.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps for each parameter."""
 CAPTURED = frozenset(
-    "net optimiser reference census channels checked_tokens splits _version _old _kl_seen _pushes".split()
+    "net masters optimiser reference census channels checked_tokens changed_entries splits _version _old _kl_seen "
+    "_pushes".split()
 )
-DERIVED = frozenset({"settings", "_torn"})
+DERIVED = frozenset({"settings", "_torn", "_packed"})
 """Fields of a learner that its config makes anew; a field in neither set would be lost at a resume."""
 
 Named = dict[str, Tensor]
@@ -68,6 +71,10 @@ class TrainingState:
     """Logprobs at the first pass, by group and index, while further passes over the same samples may come."""
     splits: int = 0
     """How often microbatches were halved because memory ran out: another cut would be other last bits."""
+    changed_entries: int = 0
+    """Parameter entries that the steps so far changed."""
+    masters: Named | None = None
+    """What is trained, in float32, where `weights` are a rounded copy of it; by parameter name."""
 
     def clone(self) -> TrainingState:
         """The same with tensors of its own, which later steps do not change."""
@@ -76,6 +83,7 @@ class TrainingState:
             _clone(self.weights), {name: _clone(kept) for name, kept in self.moments.items()},
             None if self.reference is None else _clone(self.reference),
             {key: value.detach().clone() for key, value in self.old.items()}, self.splits,
+            self.changed_entries, None if self.masters is None else _clone(self.masters),
         )  # fmt: skip
 
 
@@ -100,7 +108,8 @@ def capture(learner: GRPOLearner) -> TrainingState:
         weights=weights_of(learner.net),
         moments={name: dict(learner.optimiser.state[p]) for name, p in _stepped(learner)},
         reference=None if learner.reference is None else weights_of(learner.reference), old=dict(learner._old),
-        splits=learner.splits,
+        splits=learner.splits, changed_entries=learner.changed_entries,
+        masters=None if learner.masters is None else dict(learner.masters.tensors),
     )  # fmt: skip
 
 
@@ -109,17 +118,20 @@ def restore(learner: GRPOLearner, state: TrainingState) -> None:
     check_state(learner, state)
     with torch.no_grad():
         _copy_into(weights_of(learner.net), state.weights)
+        if learner.masters is not None and state.masters is not None:
+            _copy_into(learner.masters.tensors, state.masters)
         if learner.reference is not None and state.reference is not None:
             _copy_into(weights_of(learner.reference), state.reference)
-        learner.optimiser.zero_grad(set_to_none=True)
+        learner.forget_gradients()
         learner.optimiser.state.clear()
-        for name, parameter in learner.net.named_parameters():
+        for name, parameter in learner.trained().items():
             if name in state.moments:
                 learner.optimiser.state[parameter] = _on_device(state.moments[name], parameter.device)
     learner._old = {key: value.detach().to(learner.device, copy=True) for key, value in state.old.items()}
     learner._version, learner._pushes, learner._kl_seen = state.version, state.pushes, state.kl_seen
     learner.checked_tokens, learner.census = state.checked_tokens, state.census
     learner.splits, learner._torn = state.splits, False
+    learner.changed_entries = state.changed_entries
     if learner.channels is not None:
         learner.channels._dead = dict(state.idle)
 
@@ -131,12 +143,13 @@ def check_state(learner: GRPOLearner, state: TrainingState) -> None:
     if not 0 <= state.splits <= MAX_SPLITS:
         raise _misfit(f"it halved its microbatches {state.splits} times, no run does so more than {MAX_SPLITS} times")
     _check_tensors("weights", state.weights, _specs(weights_of(learner.net)))
+    _check_masters(learner, state)
     if (learner.reference is None) != (state.reference is None):
         has, has_not = ("the state", "this run") if learner.reference is None else ("this run", "the state")
         raise _misfit(f"{has} has a reference model (beta > 0), {has_not} has none")
     if learner.reference is not None and state.reference is not None:
         _check_tensors("reference", state.reference, _specs(weights_of(learner.reference)))
-    parameters = dict(learner.net.named_parameters())
+    parameters = learner.trained()
     if unknown := sorted(state.moments.keys() - parameters):
         raise _misfit(f"the optimiser state has {len(unknown)} parameters that the model has not, first {unknown[0]!r}")
     for name, kept in state.moments.items():
@@ -146,6 +159,15 @@ def check_state(learner: GRPOLearner, state: TrainingState) -> None:
     for (group, index), value in state.old.items():
         if value.dim() != 1 or not value.is_floating_point() or not bool(value.isfinite().all()):
             raise _misfit(f"the old logprobs of {group!r}/{index} are not a row of finite numbers")
+
+
+def _check_masters(learner: GRPOLearner, state: TrainingState) -> None:
+    """The masters are there where this run needs them, and the weights are the masters, rounded."""
+    expected = {} if learner.masters is None else _specs(learner.masters.tensors)
+    _check_tensors("masters", state.masters or {}, expected)
+    for name, master in (state.masters or {}).items():
+        if not torch.equal(master.to(state.weights[name].dtype), state.weights[name]):
+            raise _misfit(f"the weights of {name} are not its master, rounded")
 
 
 def weights_of(net: Any) -> Named:
@@ -200,6 +222,8 @@ def write_state(state: TrainingState, folder: Path, *, step: int, extra: Mapping
         WEIGHTS: state.weights,
         OPTIMISER: {f"{key}/{name}": kept[key] for name, kept in state.moments.items() for key in MOMENTS},
     }
+    if state.masters is not None:
+        files[MASTERS] = state.masters
     if state.reference is not None:
         files[REFERENCE] = state.reference
     if state.old:
@@ -227,7 +251,8 @@ def _as_json(state: TrainingState, step: int) -> dict[str, Any]:
     return {
         "schema": SCHEMA, "step": step, "version": state.version, "pushes": state.pushes, "kl_seen": state.kl_seen,
         "checked_tokens": state.checked_tokens, "census": None if state.census is None else asdict(state.census),
-        "splits": state.splits, "idle": state.idle, "stepped": sorted(state.moments),
+        "splits": state.splits, "changed_entries": state.changed_entries, "idle": state.idle,
+        "stepped": sorted(state.moments),
         "has_reference": state.reference is not None,
         "old": {
             "dtype": next(iter(kinds), "F32"),
@@ -242,7 +267,7 @@ def _idle(learner: GRPOLearner) -> dict[str, int]:
 
 def _stepped(learner: GRPOLearner) -> Iterator[tuple[str, Any]]:
     """Parameters that the optimiser has a memory of."""
-    for name, parameter in learner.net.named_parameters():
+    for name, parameter in learner.trained().items():
         if learner.optimiser.state.get(parameter):
             yield name, parameter
 

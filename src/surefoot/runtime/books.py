@@ -1,11 +1,13 @@
 """Who gets which task, and what became of it: task order, ledger and journal as one.
 
 Owns       the order of events between them: planned, leased, played, on the disk, delivered, trained or dropped.
-Promises   no task twice in one batch; a batch that was on the disk before a crash is done again with the same groups
-           and the same tasks; what was dropped stays dropped; without another plan, every task once per epoch.
+Promises   no task twice in one batch; a group is on the disk as soon as it is graded, and a batch that a crash
+           interrupted goes on with it: same groups, same tasks, same places; what was dropped stays dropped; without
+           another plan, every task once per epoch.
 Never      hands out a held-out task, or an item that is in the weights already.
 
-    draw --> (play) --> keep: groups on the disk, then delivered --> (learn) --> settle: trained, dropped(reason)
+    draw --> (play) --> delivering: each group on the disk, then delivered --> keep: the batch's composition on the disk
+                                                              --> (learn) --> settle: trained, dropped(reason)
 
 Read next: `plans.py`, which task is next; `store/ledger.py` and `store/batches.py`, which this joins.
 """
@@ -13,17 +15,31 @@ Read next: `plans.py`, which task is next; `store/ledger.py` and `store/batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from surefoot.data.tasks import Border, refuse_empty_or_repeated
 from surefoot.errors import InvariantError, StateError, TaskError
-from surefoot.protocols import Assignment
+from surefoot.protocols import Assignment, Delivering
 from surefoot.records import Group, Task
+from surefoot.runtime.deliveries import Deliveries
 from surefoot.runtime.plans import EpochPlan, Plan
-from surefoot.store.batches import BatchLog
+from surefoot.store.batches import BatchLog, Seat
+from surefoot.store.failpoints import failpoint
 from surefoot.store.ledger import Balance, Item, Lease, Ledger
 from surefoot.store.ledger_records import Dropped, Leased, Pending
 
 HOLDER = "driver"
+
+
+@dataclass
+class _Batch:
+    """A batch that is worked on."""
+
+    items: list[Item] = field(default_factory=list)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    """By position: what this driver leased for it."""
+    groups: dict[int, Group] = field(default_factory=dict)
+    """By position: what is on the disk of it."""
 
 
 class RunBooks:
@@ -43,50 +59,59 @@ class RunBooks:
         self.tasks = tasks if isinstance(tasks, Mapping) else _by_id(tasks, border)
         self.plan: Plan = EpochPlan(self.tasks, seed) if plan is None else plan
         self._played: dict[int, Sequence[Group]] = {}
-        self._open: dict[int, tuple[list[Item], list[Lease]]] = {}
+        self._open: dict[int, _Batch] = {}
 
     def draw(self, step: int, n: int) -> Assignment:
-        """The batch of this step: from the journal if it is there, else the next `n` tasks of the queue."""
+        """The batch of this step: from the journal if it is there, else the next `n` tasks of the queue.
+
+        Groups that were graded before the run was interrupted come along; only the others are to be played.
+        """
         kept = self.batches.find(step)
         if kept is None:
-            leases = self._lease(n)
-            items = [lease.item for lease in leases]
-        else:
-            items, leases = list(kept.items), self._lease_again(step, kept.items)
-        tasks = self.hold(step, items)
-        self._open[step] = items, leases
-        groups = None if kept is None else tuple(self.batches.load(step, self.tasks))
-        return Assignment(step, tasks, groups)
+            self._require_groups(step)
+            self._open[step] = _Batch()
+            return self._fill(step, n)
+        leases = self._lease_again(step, kept.items)
+        tasks = self.hold(step, kept.items)
+        self._open[step].leases.update(leases)
+        return Assignment(step, tasks, tuple(self.batches.load(step, self.tasks)))
 
     def draw_more(self, assignment: Assignment, n: int) -> Assignment:
         """The next `n` tasks of the queue behind those of the batch; none of them is in it already."""
-        items, leases = self._open[assignment.step]
-        more = self._lease(n, held=[item.task for item in items])
-        items, leases = [*items, *(lease.item for lease in more)], [*leases, *more]
-        tasks = self.hold(assignment.step, items)
-        self._open[assignment.step] = items, leases
-        return Assignment(assignment.step, tasks)
+        return self._fill(assignment.step, n)
 
     def hold(self, step: int, items: Sequence[Item]) -> tuple[Task, ...]:
         """The batch of this step is made of these delivered items; their tasks, none of them held out."""
-        self._open[step] = list(items), []
-        tasks = tuple(self.tasks[item.task] for item in items)
-        if self._border is not None:
-            self._border.refuse(tasks, near=False)
-        return tasks
+        self._open[step] = _Batch(list(items))
+        return self._tasks_of(items)
+
+    def delivering(self, assignment: Assignment) -> Delivering:
+        """While the batch is played: what is graded is on the disk, whatever happens to the rest of the batch."""
+        return Deliveries(lambda groups: self._deliver(assignment.step, groups))
 
     def keep(self, assignment: Assignment, groups: Sequence[Group]) -> None:
-        """First the groups are on the disk, then they count as delivered: never the other way round."""
-        items, leases = self._open[assignment.step]
-        self._require_accepted(leases, [self.ledger.outcome(lease) for lease in leases])
+        """The composition of the batch is on the disk when this returns; its groups were before."""
+        batch = self._open[assignment.step]
         if assignment.groups is None:
-            self.batches.append(assignment.step, items, groups)
-        self._require_accepted(leases, self.ledger.complete(leases))
+            if missing := {position: g for position, g in enumerate(groups) if position not in batch.groups}:
+                self._deliver(assignment.step, missing)
+            self.batches.compose(assignment.step, batch.items)
+        else:
+            leases = list(batch.leases.values())
+            self._require_accepted(leases, self.ledger.complete(leases))
         self._played[assignment.step] = groups
+
+    def give_back(self, assignment: Assignment, *, unless: Callable[[Group], bool] = lambda group: False) -> None:
+        """What was graded in vain, and what was not finished, is played again when the run goes on; the rest stays."""
+        batch = self._open.pop(assignment.step)
+        stays = {place for place, group in batch.groups.items() if unless(group)}
+        again = [item for place, item in enumerate(batch.items) if place not in stays]
+        self.ledger.requeue(again, "no_verdict", durable=True)  # before the groups go: never delivered without one
+        self.batches.give_up(again)
 
     def settle(self, assignment: Assignment, step: int, fates: Sequence[str | None]) -> None:
         """Trained since this step, or dropped with a reason; an item that an earlier life dropped stays as it is."""
-        items, _ = self._open.pop(assignment.step)
+        items = self._open.pop(assignment.step).items
         reasons: dict[str, list[Item]] = {}
         trained: list[Item] = []
         for item, reason in zip(items, fates, strict=True):
@@ -107,13 +132,64 @@ class RunBooks:
 
     def metrics(self) -> dict[str, float]:
         """What the plan says of the batch that is being worked on."""
-        (items, _), *_ = self._open.values()
-        return self.plan.metrics([self.tasks[item.task] for item in items])
+        batch, *_ = self._open.values()
+        return self.plan.metrics([self.tasks[item.task] for item in batch.items])
 
     def balance(self) -> Balance:
         """Where everything is; raises an `InvariantError` unless it adds up."""
         self.ledger.check()
         return self.ledger.balance()
+
+    def _fill(self, step: int, n: int) -> Assignment:
+        """Seat `n` further items: those that were graded before an interruption where they were, others around them."""
+        batch = self._open[step]
+        places = range(len(batch.items), len(batch.items) + n)
+        seated = {place: item for place, item in self.batches.seated(step).items() if place in places}
+        graded = {place: item for place, item in seated.items() if _is_delivered(self.ledger.status(item))}
+        held = [item.task for item in (*batch.items, *graded.values())]
+        free = [place for place in places if place not in graded]
+        leases = dict(zip(free, self._lease(len(free), held), strict=True)) if free else {}
+        for place, lease in leases.items():
+            if place in seated and seated[place] != lease.item:
+                raise _disagree(step, f"the queue gives {lease.item} in the place of {seated[place]}")
+        batch.items += [graded[place] if place in graded else leases[place].item for place in places]
+        batch.leases.update({place: lease for place, lease in leases.items() if place not in seated})
+        # On the disk, and the driver died before the ledger heard of it: these are delivered now.
+        orphans = [lease for place, lease in leases.items() if place in seated]
+        self._require_accepted(orphans, self.ledger.complete(orphans))
+        found = self.batches.read_delivered(list(seated.values()), self.tasks)
+        batch.groups.update(zip(seated, found, strict=True))
+        return Assignment(step, self._tasks_of(batch.items), played=dict(batch.groups))
+
+    def _deliver(self, step: int, groups: Mapping[int, Group]) -> None:
+        """First the groups are on the disk, then they count as delivered: never the other way round.
+
+        The ledger's word need not be on the disk: whoever finds the groups gives it again.
+        """
+        batch = self._open[step]
+        leases = {place: batch.leases[place] for place in groups}
+        self._require_accepted(list(leases.values()), [self.ledger.outcome(lease) for lease in leases.values()])
+        items = {place: lease.item for place, lease in leases.items()}
+        self.batches.deliver(
+            {items[place]: group for place, group in groups.items()},
+            {items[place]: Seat(step, place) for place in groups},
+        )
+        failpoint("books.on_disk")
+        self._require_accepted(list(leases.values()), self.ledger.complete(list(leases.values()), durable=False))
+        batch.groups.update(groups)
+        failpoint("books.delivered")
+
+    def _require_groups(self, step: int) -> None:
+        """Whatever the ledger holds for delivered before this batch begins is on the disk, as a part of it."""
+        delivered = {lease.item for lease in self.ledger.delivered()}
+        if lost := delivered - set(self.batches.seated(step).values()):
+            raise _disagree(step, f"{min(lost)} was delivered, and its group is not in the journal")
+
+    def _tasks_of(self, items: Sequence[Item]) -> tuple[Task, ...]:
+        tasks = tuple(self.tasks[item.task] for item in items)
+        if self._border is not None:
+            self._border.refuse(tasks, near=False)
+        return tasks
 
     def _lease(self, n: int, held: Sequence[str] = ()) -> list[Lease]:
         if len(held) + n > len(self.tasks):
@@ -130,7 +206,7 @@ class RunBooks:
         """Fill the queue with at least `needed` further items, none of the first of them `held` or waiting."""
         self.plan.extend(self.ledger, needed, held)
 
-    def _lease_again(self, step: int, items: Sequence[Item]) -> list[Lease]:
+    def _lease_again(self, step: int, items: Sequence[Item]) -> dict[int, Lease]:
         """Leases for what an interrupted life of the run returned to the queue."""
         unknown = [item for item in items if item.task not in self.tasks]
         statuses = {item: self.ledger.status(item) for item in items}
@@ -141,7 +217,7 @@ class RunBooks:
         leases = self.ledger.lease(len(pending), holder=HOLDER) if pending else []
         if [lease.item for lease in leases] != pending:
             raise _disagree(step, f"the queue gives {[str(lease.item) for lease in leases][:3]}")
-        return leases
+        return {items.index(lease.item): lease for lease in leases}
 
     def _require_accepted(self, leases: Sequence[Lease], outcomes: Sequence[str]) -> None:
         refused = [(lease, word) for lease, word in zip(leases, outcomes, strict=True) if word != "accepted"]
@@ -153,7 +229,7 @@ class RunBooks:
 
 
 class LooseBooks:
-    """`protocols.Books` that keep nothing: for a loop without a disk, in tests and notebooks."""
+    """`protocols.Books` that keep nothing: for a loop without a disk, in tests and notebooks. No run uses them."""
 
     def __init__(self, next_tasks: Callable[[int], Sequence[Task]]) -> None:
         self.next_tasks = next_tasks
@@ -166,6 +242,13 @@ class LooseBooks:
     def draw_more(self, assignment: Assignment, n: int) -> Assignment:
         """The next tasks behind those."""
         return Assignment(assignment.step, (*assignment.tasks, *self.next_tasks(n)))
+
+    def delivering(self, assignment: Assignment) -> Delivering:
+        """Nothing is written."""
+        return Deliveries(lambda groups: None)
+
+    def give_back(self, assignment: Assignment, *, unless: Callable[[Group], bool] = lambda group: False) -> None:
+        """Nothing was taken."""
 
     def keep(self, assignment: Assignment, groups: Sequence[Group]) -> None:
         """Nothing is kept."""

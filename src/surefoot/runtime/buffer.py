@@ -2,7 +2,7 @@
 
 Owns       groups from "delivered" to "settled", oldest first, and the count of what became of them.
 Promises   a batch has exactly the groups that were asked for, or it is the last of its epoch; none of them is more than
-           `max_staleness` versions old, by a look after the last wait and by `recheck` before the learner gets it; a
+           `max_staleness` versions old, by a look after the last wait (the learner looks once more at versions); a
            group is read at most `max_reads` times; put = used + wasted + filtered + failed + left, always.
 Never      drops a group in silence, waits without an end, scores, packs, or looks at the clock on the wall.
 
@@ -14,6 +14,9 @@ Never      drops a group in silence, waits without an end, scores, packs, or loo
 One consumer, any number of producers. The ledger hears of a delivery before `put`, and that an item is trained,
 dropped or back after the buffer has let go of it. Whoever has told it one of these then says `end_if_all_is_in`: the
 last one to say so is right.
+
+A run uses `put`, `take`, `settle` and the tally, with one read per group. It calls none of `recheck`, `mark_done`,
+`end_if_all_is_in`, `new_epoch`, `state_dict` and `load_state_dict`: its stream has no epochs, and the journal keeps it.
 
 Read next: `store/ledger.py`, whose items these are.
 """
@@ -61,7 +64,7 @@ class GroupBuffer:
         max_size: groups that may be here at once, waiting or in hand; at least the size of a batch, and twice that
             for sampling to go on while a batch is trained on.
         max_staleness: versions that may lie between sampling and training; 0 trains on the newest weights' work only.
-        max_reads: how often one group may be trained on.
+        max_reads: how often one group may be trained on; 1 in every run.
         oldest_version_first: a batch takes the oldest weights' work first, whenever it came; else first come, first
             taken. With it a slow group is not overtaken by quicker ones until it is too old.
 
@@ -119,13 +122,16 @@ class GroupBuffer:
         return "kept"
 
     def mark_done(self) -> None:
-        """No more will come in this epoch; a group that ages after this takes it back, for it will be played again."""
+        """No more will come in this epoch; a group that ages after this takes it back, for it will be played again.
+
+        No run calls this.
+        """
         with self._changed:
             self._done = True
             self._changed.notify_all()
 
     def end_if_all_is_in(self, balance: Balance) -> bool:
-        """`mark_done` if the ledger and the buffer agree that nothing more can come; whether they do.
+        """`mark_done` if the ledger and the buffer agree that nothing more can come; no run calls this.
 
         Nobody may change the ledger between `balance()` and the return of this: hold its lock around both. Nothing
         ages in between either, which is why this is not left to the caller.
@@ -164,6 +170,7 @@ class GroupBuffer:
     def recheck(self, version: int) -> Aged:
         """Look at the groups in hand once more, when their batch goes to the learner; what aged is no longer in hand.
 
+        No run calls this: there `guards.invariants.check_fresh` refuses what is too old.
         Call it whenever the version may have moved since `take`: before each step, when one take feeds several.
         """
         with self._changed:
@@ -190,7 +197,10 @@ class GroupBuffer:
             self._changed.notify_all()
 
     def new_epoch(self) -> tuple[Tally, Aged]:
-        """Begin again from nothing: the former epoch's tally, and what was left waiting, which is the caller's now."""
+        """Begin again from nothing: the former epoch's tally, and what was left waiting, which is the caller's now.
+
+        No run calls this.
+        """
         with self._changed:
             if self._hand:
                 raise broken(f"a new epoch with {len(self._hand)} groups in hand: they would count in the wrong one")
@@ -223,7 +233,10 @@ class GroupBuffer:
     # -- as data --------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything as JSON data. What is in hand is not settled, so it waits again, in front, when this is loaded."""
+        """Everything as JSON data. What is in hand is not settled, so it waits again, in front, when this is loaded.
+
+        No run calls this: the journal keeps groups.
+        """
         with self._changed:
             entries = (*self._hand.values(), *self._waiting.values())
             counts = {
@@ -235,6 +248,7 @@ class GroupBuffer:
     def load_state_dict(self, state: Mapping[str, Any], tasks: Mapping[str, Task], version: int) -> Aged:
         """Go on from `state_dict`; what is too old for `version` is returned. Anything odd is a `StateError`.
 
+        No run calls this.
         More groups than `max_size` are all kept: there is no room for new ones until they are trained on.
         """
         with self._changed:

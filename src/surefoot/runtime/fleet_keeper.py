@@ -2,8 +2,9 @@
 
 Owns       the life of the process at one post, and the budget of its replacements.
 Promises   a process that dies, hangs or falls silent is noticed, ended and replaced; a crash loop backs off; when the
-           budget is spent the run ends with the post's name, the cause and its last lines; what a start refuses for a
-           reason that another try cannot change (a bad model, a bad config) is raised as it is, at once.
+           budget is spent, in number or in time, the run ends with the post's name, the cause and its last lines; what
+           a start refuses for a reason that another try cannot change (a bad model, a bad config) is raised as it is,
+           at once.
 Never      hands out work.
 
     starting --start, admit--> serving --died, silent, stuck--> lost --back-off--> starting
@@ -46,9 +47,12 @@ class Keeper(Generic[M]):
         while True:
             cause = await self._one_life()
             post.in_a_row += 1
-            if post.in_a_row > self.limits.max_restarts:
-                raise exhausted(post.name, post.in_a_row, cause, self.last_lines(post.name))
+            too_many = post.in_a_row > self.limits.max_restarts
+            if too_many or post.unmanned_s > max(self.limits.restart_timeout_s, 2 * post.start_s):
+                lines = self.last_lines(post.name)
+                raise exhausted(post.name, post.in_a_row, cause, lines, 0.0 if too_many else post.unmanned_s)
             await asyncio.sleep(self._pause())
+            post.unmanned_s += self._pause()
 
     def _pause(self) -> float:
         """None for the first loss: most are accidents."""
@@ -61,8 +65,12 @@ class Keeper(Generic[M]):
         post.begin()
         starting: list[M] = []
         try:
+            began = asyncio.get_running_loop().time()
             cause = await self._bring_up(starting)
+            seconds = asyncio.get_running_loop().time() - began
+            post.unmanned_s += seconds if cause is not None or post.in_a_row else 0.0
             if cause is None:
+                post.start_s = max(post.start_s, seconds)
                 post.member, post.state = starting[0], "serving"
                 self.opened(post)
                 cause = await self._watch(starting[0])

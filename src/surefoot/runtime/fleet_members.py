@@ -85,6 +85,8 @@ class Limits:
 
     start_timeout_s: float = 120.0
     max_restarts: int = 5
+    restart_timeout_s: float = 30.0
+    """How long a post may be unmanned in all before a replacement finishes something; at least two whole starts."""
     rollout_timeout_s: float = 600.0
     heartbeat_s: float = 0.5
     silence_s: float = 15.0
@@ -109,6 +111,10 @@ class Post(Generic[M]):
     lives: int = 0
     in_a_row: int = 0
     """Processes lost here since the last one that finished something."""
+    unmanned_s: float = 0.0
+    """Seconds that their successors took to start, or to fail to; the time that they served is not in it."""
+    start_s: float = 0.0
+    """The longest that a process took here from its start until it served."""
     abandoned: int = 0
     """Plays that nobody waits for any more and that have not ended."""
     finished: int = 0
@@ -147,16 +153,18 @@ class Post(Generic[M]):
     def succeed(self) -> None:
         """It finished something: the count of losses begins anew."""
         self.finished += 1
-        self.in_a_row = 0
+        self.in_a_row, self.unmanned_s = 0, 0.0
 
 
-def exhausted(name: str, losses: int, cause: str, lines: str) -> FleetError:
-    """The end of the run: who, why, and what it said last."""
+def exhausted(name: str, losses: int, cause: str, lines: str, seconds: float = 0.0) -> FleetError:
+    """The end of the run: who, why, and what it said last; `seconds` where their time is over, not their number."""
     said = f"\n  its last lines:\n{_indented(lines)}" if lines.strip() else "\n  it printed nothing"
     times = "once" if losses == 1 else f"{losses} times in a row"
+    times += f", {seconds:.0f} s of starting," if seconds else ""
+    key = "runtime.restart_timeout_s" if seconds else "runtime.max_restarts"
     return FleetError(
         f"{name} was lost {times} without finishing anything: {cause}{said}",
-        "replacing it did not help (runtime.max_restarts), and without it the run cannot go on",
+        f"replacing it did not help ({key}), and without it the run cannot go on",
         "mend what its last lines say; the run can be resumed",
     )
 

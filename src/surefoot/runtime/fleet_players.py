@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from surefoot.errors import TaskError
-from surefoot.protocols import Environment, Grade
+from surefoot.protocols import Environment, Grade, Graded, GroupFinished
 from surefoot.records import Rollout, Task
 from surefoot.runtime.fleet import Fleet
 from surefoot.runtime.fleet_thread import FleetThread
@@ -23,9 +23,9 @@ class FleetEnvironment:
     def __init__(self, own: Environment, fleet: Fleet) -> None:
         self.own, self.fleet = own, fleet
 
-    def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout]) -> list[Grade]:
+    def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout], each: Graded | None = None) -> list[Grade]:
         """In this process."""
-        return self.own.grade(tasks, rollouts)
+        return self.own.grade(tasks, rollouts, each)
 
     def explain_failures(self) -> str:
         """What the workers' graders complained of; each complaint counts its own failures."""
@@ -51,11 +51,13 @@ class FleetPlayers:
         self.environment: Environment = FleetEnvironment(environment, fleet)
 
     def play(
-        self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int, first: int = 0
-    ) -> list[Played]:
-        """One scored group per task, in order; `first` is the position of the first one in its step."""
-        orders = [self.order(task, sampling, purpose, step, i) for i, task in enumerate(tasks, first)]
-        return self.thread.wait(self._play(orders))
+        self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int,
+        positions: Sequence[int] | None = None, finished: GroupFinished | None = None,
+    ) -> list[Played]:  # fmt: skip
+        """One scored group per task, in order; `positions` in the step, from 0 on when left out."""
+        places = range(len(tasks)) if positions is None else positions
+        orders = [self.order(task, sampling, purpose, step, p) for p, task in zip(places, tasks, strict=True)]
+        return self.thread.wait(self._play(orders, finished))
 
     def order(self, task: Task, sampling: Sampling, purpose: str, step: int, position: int) -> Order:
         """What has to be known to play one group anywhere."""
@@ -63,11 +65,18 @@ class FleetPlayers:
             raise TaskError(f"task {task.id} was never encoded", "prompts become tokens once", "add it to the task set")
         return Order(task, self.prompts[task.id], sampling, purpose, step, position)
 
-    async def _play(self, orders: Sequence[Order]) -> list[Played]:
-        plays = [asyncio.create_task(self.fleet.play(order)) for order in orders]
+    async def _play(self, orders: Sequence[Order], finished: GroupFinished | None) -> list[Played]:
+        plays = [asyncio.create_task(self._play_one(order, finished)) for order in orders]
         try:
             return list(await asyncio.gather(*plays))
         finally:
             for play in plays:
                 play.cancel()
             await asyncio.gather(*plays, return_exceptions=True)
+
+    async def _play_one(self, order: Order, finished: GroupFinished | None) -> Played:
+        """A worker plays and grades the whole group."""
+        played = await self.fleet.play(order)
+        if finished is not None:
+            finished(order.position, played.group)
+        return played

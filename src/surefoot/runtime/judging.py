@@ -12,21 +12,19 @@ Read next: `local.py` and `ray_runtime.py`, which bring the players.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
+from surefoot.envs.judges import purpose_of
 from surefoot.errors import RewardError
-from surefoot.protocols import Environment, EvalResult, Grade
-from surefoot.records import LENGTH, Group, Rollout, Task
-from surefoot.runtime.answers import NONFINITE_LOGPROB, UNDECODABLE
+from surefoot.maths.pass_at_k import mean_pass_at
+from surefoot.protocols import Environment, EvalResult, Grade, GroupFinished
+from surefoot.records import LENGTH, REPETITION, Group, Rollout, Task
+from surefoot.runtime.dataset_check import check_datasets
+from surefoot.runtime.no_verdict import nobody_judged, too_many_failures
 from surefoot.runtime.orders import Played, Sampling
 from surefoot.runtime.probes import Canary
-
-_REMEDIES = {
-    UNDECODABLE: "use a model whose rows all have a token",
-    NONFINITE_LOGPROB: "look at the model: its sampler gave numbers that are no log-probabilities",
-}
-"""By failure, when it is the only kind: what to do about it."""
 
 
 class Players(Protocol):
@@ -37,9 +35,15 @@ class Players(Protocol):
         """Graders in this process, to ask once more or for an explanation."""
 
     def play(
-        self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int, first: int = 0
-    ) -> list[Played]:
-        """One scored group per task, in order; `first` is the position of the first one in its step."""
+        self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int,
+        positions: Sequence[int] | None = None, finished: GroupFinished | None = None,
+    ) -> list[Played]:  # fmt: skip
+        """One scored group per task, in order.
+
+        Args:
+            positions: of the tasks in their step; from 0 on when left out.
+            finished: told of every group as soon as it is graded, in whatever thread.
+        """
 
 
 class JudgingRuntime:
@@ -60,38 +64,66 @@ class JudgingRuntime:
         if self.canary is not None:
             self.canary.landmarks = found
 
-    def collect(self, tasks: Sequence[Task], step: int, first: int = 0) -> list[Group]:
-        """Play one group per task, scored; stops when more rollouts lack a verdict than allowed."""
-        groups = [p.group for p in self.players.play(tasks, self.train, purpose="train", step=step, first=first)]
+    def collect(
+        self, tasks: Sequence[Task], step: int, first: int = 0, *, played: Mapping[int, Group] = MappingProxyType({}),
+        finished: GroupFinished | None = None,
+    ) -> list[Group]:  # fmt: skip
+        """One scored group per task; stops when more rollouts lack a verdict than allowed.
+
+        Args:
+            first: position in the step of the first task.
+            played: groups that exist already, by position: not played again, and judged with the others.
+            finished: told of every other group as soon as it is graded.
+        """
+        missing = {place: task for place, task in enumerate(tasks, first) if place not in played}
+        if missing:
+            new = self.players.play(
+                list(missing.values()), self.train, purpose="train", step=step, positions=list(missing),
+                finished=finished,
+            )  # fmt: skip
+            played = {**played, **{place: p.group for place, p in zip(missing, new, strict=True)}}
+        groups = [played[place] for place in range(first, first + len(tasks))]
         self.check_failures([r for g in groups for r in g.rollouts], f"step {step}")
         return groups
 
-    def evaluate(self, tasks: Sequence[Task], step: int) -> EvalResult:
-        """Answer held-out tasks. The same streams every time, so that two evaluations differ by the weights alone."""
-        played = self.players.play(tasks, self.evaluation, purpose="eval", step=0)
-        rollouts = [r for p in played for r in p.group.rollouts]
-        self.check_failures(rollouts, f"the evaluation at step {step}")
-        return _eval_result(played, rollouts)
+    def evaluate(self, tasks: Sequence[Task], step: int, name: str | None = None) -> EvalResult:
+        """Answer held-out tasks. The same streams every time, so that two evaluations differ by the weights alone.
 
-    def preflight(self, tasks: Sequence[Task], *, audit: bool = False) -> list[Group]:
-        """Baseline completions, graded: refuses a reward that is the same for all of them.
+        Args:
+            name: of the evaluation set that these tasks are; its own judges are asked.
+        """
+        played = self.players.play(tasks, self.evaluation, purpose=purpose_of(name), step=0)
+        rollouts = [r for p in played for r in p.group.rollouts]
+        self.check_failures(rollouts, f"the evaluation at step {step}{'' if name is None else f' of {name}'}")
+        return _eval_result(played, rollouts, self.evaluation.num_generations)
+
+    def preflight(
+        self, tasks: Sequence[Task], *, audit: bool = False, look: Callable[[list[Group]], None] | None = None,
+        datasets: Mapping[str, Sequence[Task]] = MappingProxyType({}), allow: Collection[str] = (),
+    ) -> list[Group]:  # fmt: skip
+        """Baseline completions, graded: refuses a reward that is the same for all of them, or for all of a data set.
 
         Args:
             audit: grade them twice, and refuse a reward whose two answers differ.
+            look: shown what was played before anything is refused.
+            datasets: tasks of each data set to ask further where it looks constant; empty when there is one data set.
+            allow: data sets that may earn the same throughout.
         """
         played = self.players.play(tasks, self.train, purpose="preflight", step=0)
         groups = [p.group for p in played]
+        if look is not None:
+            look(groups)
         rollouts = [r for g in groups for r in g.rollouts]
         self.check_failures(rollouts, "the preflight")
         if audit:
             self._audit(played)
         rewards = {r.reward for r in rollouts if r.reward is not None}
         if not rewards:
-            raise RewardError(
-                f"none of {len(rollouts)} baseline completions got a verdict",
-                "nobody could say what is right",
-                "mend the reward function; preflight_tasks = 0 trains anyway",
-            )
+            raise nobody_judged(
+                rollouts, f"none of {len(rollouts)} baseline completions got a verdict",
+                "nobody could say what is right", "preflight_tasks = 0 trains anyway",
+                self.players.environment.explain_failures(),
+            )  # fmt: skip
         if len(rewards) == 1:
             raise RewardError(
                 f"all {len(rollouts)} baseline completions on {len(tasks)} tasks got reward {rewards.pop():g}; "
@@ -99,6 +131,11 @@ class JudgingRuntime:
                 "equal rewards give no gradient: the format, the grader or the difficulty is off",
                 "look at the completion above and at the reward function; preflight_tasks = 0 trains anyway",
             )
+        return [*groups, *check_datasets(groups, datasets, allow, self._further_baseline)]
+
+    def _further_baseline(self, tasks: Sequence[Task], turn: int) -> list[Group]:
+        groups = [p.group for p in self.players.play(tasks, self.train, purpose="preflight", step=turn)]
+        self.check_failures([r for g in groups for r in g.rollouts], "the preflight")
         return groups
 
     def _audit(self, played: Sequence[Played]) -> None:
@@ -123,19 +160,11 @@ class JudgingRuntime:
             )
 
     def check_failures(self, rollouts: Sequence[Rollout], when: str) -> None:
-        """Refuse to go on when more rollouts lack a verdict than allowed."""
-        failed = [r for r in rollouts if r.reward is None]
-        if len(failed) <= self.max_failures * len(rollouts):
+        """Refuse to go on when more rollouts lack a verdict than allowed; loops are not counted here."""
+        failed = sum(r.reward is None and r.failure != REPETITION for r in rollouts)
+        if failed <= self.max_failures * len(rollouts):
             return
-        kinds = sorted({r.failure or "no_verdict" for r in failed})
-        detail = self.players.environment.explain_failures()
-        raise RewardError(
-            f"{len(failed)} of {len(rollouts)} rollouts in {when} got no verdict ({', '.join(kinds)}); "
-            f"max_reward_failures allows {self.max_failures:g}{detail}",
-            "a failed grader is not a wrong answer; training on zeros instead would be silent damage",
-            f"{_REMEDIES.get(kinds[0] if len(kinds) == 1 else '', 'mend the reward function')}, "
-            "or raise max_reward_failures (a share)",
-        )
+        raise too_many_failures(rollouts, when, self.max_failures, self.players.environment.explain_failures())
 
 
 def _changes(
@@ -161,25 +190,57 @@ def _shown(value: float | None) -> str:
     return "no verdict" if value is None else repr(value)
 
 
-def _eval_result(played: Sequence[Played], rollouts: Sequence[Rollout]) -> EvalResult:
+SOLVED = 1.0
+"""From here on the task metric counts an answer as right, for pass@k."""
+
+
+def _eval_result(played: Sequence[Played], rollouts: Sequence[Rollout], answers: int) -> EvalResult:
     rewards = [r.reward for r in rollouts if r.reward is not None]
     if not rewards:
-        raise RewardError("no held-out answer got a verdict", "nothing to judge by", "mend the reward function")
-    correct = [
-        c
+        raise nobody_judged(rollouts, "no held-out answer got a verdict", "nothing to judge by", "", "")
+    judged = [
+        [c for c, r in zip(p.correct, p.group.rollouts, strict=True) if c is not None and r.reward is not None]
         for p in played
-        for c, r in zip(p.correct, p.group.rollouts, strict=True)
-        if c is not None and r.reward is not None
     ]
+    correct = [c for each in judged for c in each]
     answered = [r for r in rollouts if r.turns]
-    accuracy = math.fsum(correct) / len(correct) if correct else None
-    # Binomial, floored: with every answer right the plain formula would claim certainty.
-    stderr = (
-        None if accuracy is None else math.sqrt(max(accuracy * (1 - accuracy), 1 / (4 * len(correct))) / len(correct))
-    )
+    right = sum(c == 1.0 for c in correct) if len(correct) == len(rewards) and set(correct) <= {0.0, 1.0} else None
     return EvalResult(
-        n=len(rewards), reward=math.fsum(rewards) / len(rewards), accuracy=accuracy, stderr=stderr,
+        n=len(rewards), reward=math.fsum(rewards) / len(rewards), accuracy=_mean(correct), stderr=_stderr(judged),
         mean_length=sum(r.sampled_tokens for r in answered) / len(answered),
         clipped_ratio=sum(r.finish_reason == LENGTH for r in answered) / len(answered),
-        failures=len(rollouts) - len(rewards),
+        failures=len(rollouts) - len(rewards), scores=_scores(played, judged), right=right,
+        pass_at=mean_pass_at([[c >= SOLVED for c in each] for each in judged if each], answers) if correct else {},
+        groups=tuple(p.group for p in played), correct=tuple(p.correct for p in played),
     )  # fmt: skip
+
+
+def _scores(played: Sequence[Played], judged: Sequence[Sequence[float]]) -> dict[str, tuple[float | None, ...]]:
+    """Each task's own mean, by metric: what one evaluation is compared with another by."""
+    rewards = tuple(_mean([r.reward for r in p.group.rollouts if r.reward is not None]) for p in played)
+    return {"reward": rewards, "accuracy": tuple(map(_mean, judged))}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _stderr(judged: Sequence[Sequence[float]]) -> float | None:
+    """Of the mean over all answers; None when there are too few to know.
+
+    Answers to one task resemble each other: with several of them it is the tasks that are counted, not the answers.
+    """
+    tasks, values = [each for each in judged if each], [value for each in judged for value in each]
+    mean, n = _mean(values), len(values)
+    if mean is None:
+        return None
+    if set(values) <= {0.0, 1.0}:  # binomial, floored: with every answer right the formula would claim certainty
+        variance = max(mean * (1 - mean), 1 / (4 * n)) / n
+    elif n > 1:
+        variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n
+    else:
+        return None
+    if n > len(tasks) > 1:
+        apart = math.fsum(math.fsum(v - mean for v in each) ** 2 for each in tasks)
+        variance = max(variance, apart * len(tasks) / (len(tasks) - 1) / n**2)
+    return math.sqrt(variance)

@@ -21,11 +21,12 @@ class Facts:
     census: Census | None
     checked_tokens: int
     splits: int
+    changed_entries: int
 
     @classmethod
     def of(cls, learner: GRPOLearner) -> Facts:
         """As they are now."""
-        return cls(learner.version, learner.census, learner.checked_tokens, learner.splits)
+        return cls(learner.version, learner.census, learner.checked_tokens, learner.splits, learner.changed_entries)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from surefoot.data.level_order import LevelOrder
 from surefoot.data.success_curriculum import SuccessCurriculum
 from surefoot.data.tasks import epoch_order
 from surefoot.errors import TaskError
-from surefoot.records import Group, Task
+from surefoot.records import REPETITION_COST, Group, Task
 from surefoot.store.ledger import Item, Ledger
 from surefoot.store.ledger_records import Pending
 
@@ -185,6 +185,10 @@ class SuccessPlan:
                 outcome = rollout.reward
                 if outcome is not None and self.metric is not None:
                     outcome = rollout.reward_parts[self.metric]  # never `get`: a name that is wrong would be no verdict
+                elif outcome is not None and (cost := rollout.reward_parts.get(REPETITION_COST)):
+                    outcome = round(
+                        outcome - cost, 12
+                    )  # a loop costs reward; whether the task was solved is another thing
                 self.curriculum.report(group.task.id, outcome)
 
     def metrics(self, tasks: Sequence[Task]) -> dict[str, float]:

@@ -46,7 +46,7 @@ class RemoteLearner:
 
     def __init__(self, member: RayMember, thread: FleetThread, limits: Limits) -> None:
         self.member, self.thread, self.limits = member, thread, limits
-        self._facts = Facts(0, None, 0, 0)
+        self._facts = Facts(0, None, 0, 0, 0)
         self._progress: object = None
         self._open_calls = 0
         self.policy: PolicyFacts
@@ -91,6 +91,11 @@ class RemoteLearner:
     def splits(self) -> int:
         """How often microbatches were halved because memory ran out."""
         return self._facts.splits
+
+    @property
+    def changed_entries(self) -> int:
+        """Parameter entries that optimiser steps changed, summed over the steps of the run."""
+        return self._facts.changed_entries
 
     def learn(self, samples: Sequence[TrainSample], *, iteration: int = 0) -> StepReport:
         """One optimiser step on these samples."""

@@ -49,8 +49,9 @@ class RaySite:
     ) -> None:
         self.keys = keys
         self.limits = Limits(
-            start_timeout_s=keys.start_timeout_s, max_restarts=keys.max_restarts, rollout_timeout_s=rollout_timeout_s
-        )
+            start_timeout_s=keys.start_timeout_s, max_restarts=keys.max_restarts,
+            restart_timeout_s=keys.restart_timeout_s, rollout_timeout_s=rollout_timeout_s,
+        )  # fmt: skip
         self.process = ProcessRecipe(logs.absolute(), threads, deterministic)
         self.learner: RemoteLearner | None = None
         self.fleet: Fleet | None = None

@@ -13,13 +13,14 @@ import faulthandler
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from surefoot.protocols import Codec, DecoderSpec, ServingEngine
 
 if TYPE_CHECKING:
+    from surefoot.envs.judges import GradingRules, Judges
     from surefoot.envs.rewards.marks import RewardFunction
     from surefoot.envs.rewards.reward_pool import RewardPool
     from surefoot.envs.single_turn import SingleTurnEnvironment
@@ -135,36 +136,41 @@ class WorkerRecipe:
     """What rollouts may call; every worker has servers of its own."""
     unsafe: bool = False
     """Model-written code may run without a sandbox here."""
+    sets: Mapping[str, Judges] = field(default_factory=dict)
+    """Who judges each evaluation set."""
+    forked: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Columns that have no form as data, by task; Ray brings them here, and a fork to the reward workers."""
+    rules: GradingRules | None = None
+    """What becomes of loops, and how long the run is."""
 
     def pool(self, log: Path) -> RewardPool:
         """Forked at once, before torch is imported."""
-        from surefoot.envs.grading import load_reward
         from surefoot.envs.rewards.reward_pool import RewardPool
         from surefoot.envs.verify.verify_code import permit_unsafe
 
         if self.unsafe:
             permit_unsafe()
-        functions = {
-            name: load_reward(f"{function.path}:{function.name}", Path("/"))
-            if isinstance(function, FromFile)
-            else function
-            for name, function in self.functions.items()
-        }
+        functions = {name: _loaded(function) for name, function in self.functions.items()}
         pool = RewardPool(
             functions, workers=self.reward_workers, timeout_s=self.reward_timeout_s, memory_mb=self.reward_memory_mb,
-            log_path=log,
+            log_path=log, forked=self.forked,
         )  # fmt: skip
         return pool.start()
 
     def environment(self, pool: RewardPool, logs: Path | None = None) -> SingleTurnEnvironment | ToolEnvironment:
         """Graders on that pool, and tools."""
+        from surefoot.envs.components import weighs_the_world
         from surefoot.envs.single_turn import SingleTurnEnvironment
         from surefoot.envs.tools import ToolEnvironment
 
         if self.tools is None:
-            return SingleTurnEnvironment(pool, self.weights, self.metric)
-        graders = SingleTurnEnvironment(pool, self.weights, self.metric, alone=self.tools.environment is None)
-        return ToolEnvironment(graders, self.tools.build(logs), self.tools.limits)
+            return SingleTurnEnvironment(pool, self.weights, self.metric, sets=self.sets, rules=self.rules)
+        alone = self.tools.environment is None
+        graders = SingleTurnEnvironment(pool, self.weights, self.metric, alone=alone, sets=self.sets, rules=self.rules)
+        adds_own = not weighs_the_world(self.functions, self.weights)
+        return ToolEnvironment(
+            graders, self.tools.build(logs), self.tools.limits, adds_own=adds_own, call_format=self.tools.call_format
+        )
 
     def shared_by(self, workers: int) -> WorkerRecipe:
         """`reward_workers` processes in all, at least one for each worker."""
@@ -176,7 +182,21 @@ def portable(functions: Mapping[str, RewardFunction]) -> dict[str, Any]:
     return {name: _found_again(function) for name, function in functions.items()}
 
 
+def _loaded(function: Any) -> Any:
+    """The function itself, in the process that calls it."""
+    from surefoot.envs.components import ComponentReward
+    from surefoot.envs.grading import load_reward
+
+    if isinstance(function, ComponentReward):
+        return replace(function, verify=_loaded(function.verify))
+    return load_reward(f"{function.path}:{function.name}", Path("/")) if isinstance(function, FromFile) else function
+
+
 def _found_again(function: Any) -> Any:
+    from surefoot.envs.components import ComponentReward
+
+    if isinstance(function, ComponentReward):
+        return replace(function, verify=_found_again(function.verify))
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if module is None or not module.__name__.startswith(_REWARD_FILE) or module.__file__ is None:
         return function
@@ -204,4 +224,4 @@ class LearnerRecipe:
 
         policy = load_policy(self.model, base=self.base, device=self.device, dtype=self.dtype)
         channels = None if self.channels is None else self.channels(policy)
-        return policy, GRPOLearner(policy.model, self.settings(policy), channels)
+        return policy, GRPOLearner(policy.model, self.settings(policy), channels, policy.masters)

@@ -26,7 +26,7 @@ from typing import Any
 
 from surefoot.config import Config
 from surefoot.data.tasks import Border
-from surefoot.errors import FleetError, InvariantError, RewardError, StateError, StorageError
+from surefoot.errors import FleetError, InvariantError, RewardError, StateError, StorageError, ToolError
 from surefoot.protocols import Assignment
 from surefoot.records import Group, Rollout, Task
 from surefoot.runtime.books import RunBooks
@@ -89,6 +89,8 @@ class Stream:
         self._tries: Counter[Item] = Counter()
         self._failed_in_a_row = 0
         self._fatal: Exception | None = None
+        self._failed = False
+        """Whether the run ends because graders failed."""
         self._news = asyncio.Event()
         self.progress = 0
         """Grows with everything that happens."""
@@ -131,6 +133,10 @@ class Stream:
         self.published = version
         self._fill()
 
+    def graders_failed(self) -> None:
+        """The run ends for that reason: `close` gives back what waits without a verdict."""
+        self._failed = True
+
     async def close(self) -> None:
         """Nobody is asked any more; what was in flight goes back to the queue."""
         self._live = False
@@ -143,7 +149,17 @@ class Stream:
         left = [flight.item for flight in flights if self.ledger.outcome(flight.lease) == "accepted"]
         with contextlib.suppress(StorageError, StateError):  # the next driver returns them anyway
             self.ledger.requeue(left, "stopped")
+            if self._failed:
+                self._give_back_failed()
         self._flights.clear()
+
+    def _give_back_failed(self) -> None:
+        """The run ends because graders failed: what else waits without a verdict is asked for again when it goes on."""
+        items = [lease.item for lease in self.ledger.delivered() if lease.item in set(self.batches.delivered())]
+        groups = self.batches.read_delivered(items, self.books.tasks)
+        failed = [item for item, group in zip(items, groups, strict=True) if None in group.rewards]
+        self.ledger.requeue(failed, "no_verdict", durable=True)
+        self.batches.give_up(failed)
 
     # -- questions ----------------------------------------------------------------------
 
@@ -205,9 +221,10 @@ class Stream:
             return
         try:
             self._judge([rollout for group in groups for rollout in group.rollouts], f"step {step}")
-        except RewardError:  # asked for once more when the run goes on, with graders that were mended meanwhile
+        except (RewardError, ToolError):  # asked for once more when the run goes on, with what was mended meanwhile
             self.buffer.settle(self._hand, "failed")
-            self._return(self._hand, "no_verdict")
+            self.ledger.requeue(self._hand, "no_verdict", durable=True)
+            self.batches.give_up(self._hand)  # also for a resume, which would bring them back as they are
             self._hand = ()
             raise
 

@@ -14,8 +14,8 @@ import concurrent.futures
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from surefoot.errors import ConfigError
-from surefoot.protocols import Assignment
+from surefoot.errors import ConfigError, InvariantError
+from surefoot.protocols import Assignment, Delivering
 from surefoot.pulse import beat
 from surefoot.records import Group
 from surefoot.runtime.fleet_thread import FleetThread
@@ -61,6 +61,20 @@ class StreamBooks:
             "set max_staleness = 0",
         )  # fmt: skip
 
+    def delivering(self, assignment: Assignment) -> Delivering:
+        """Not here: a stream keeps its groups as they come, before it hands out a batch."""
+        raise InvariantError(
+            f"step {assignment.step}: a batch of a stream was to be played", "its groups are on the disk already",
+            "report it with the run folder",
+        )  # fmt: skip
+
+    def give_back(self, assignment: Assignment, *, unless: Callable[[Group], bool] = lambda group: False) -> None:
+        """Not here: a stream gives groups back before it hands out their batch."""
+        raise InvariantError(
+            f"step {assignment.step}: a batch of a stream was given back", "it was judged when it was composed",
+            "report it with the run folder",
+        )  # fmt: skip
+
     def keep(self, assignment: Assignment, groups: Sequence[Group]) -> None:
         """The composition of the batch is on the disk when this returns."""
         self._ask(lambda: self.stream.keep(assignment, groups))
@@ -80,6 +94,10 @@ class StreamBooks:
     def status(self) -> dict[str, Any]:
         """Where everything is, as plain data for people."""
         return self._ask(self.stream.status)
+
+    def graders_failed(self) -> None:
+        """The run ends because graders failed: what waits without a verdict is asked for again when it goes on."""
+        self._ask(self.stream.graders_failed)
 
     def close(self) -> None:
         """Stop asking; what was in flight goes back to the queue. The ledger is anybody's after this."""

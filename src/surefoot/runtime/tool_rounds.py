@@ -3,7 +3,8 @@
 Owns       the way of one rollout through its turns, and the threads in which tools are waited for.
 Promises   history only grows: a turn's tokens are those of the turn before, what was sampled, and what the tools said;
            a tool's failure ends its own rollout under one reason and no other; a rollout that has ended keeps its
-           turns; tools are let go on every way out, an engine's failure included, which is nobody's words.
+           turns; a group whose last rollout has ended is handed on while others still play; tools are let go on every
+           way out, an engine's failure included, which is nobody's words.
 Never      grades, or asks a tool twice for one call.
 
 Read next: `rollout.py`, which grades what comes out.
@@ -12,6 +13,7 @@ Read next: `rollout.py`, which grades what comes out.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -30,6 +32,10 @@ NOT_FINITE = "own_reward_not_finite"
 """Failure reason: the rollout's own world gave a reward that is no number."""
 
 
+Ended = Callable[[int, list[Rollout]], None]
+"""(number of the order, its rollouts): this group will not speak again."""
+
+
 @dataclass(eq=False)
 class Attempt:
     """One rollout under way."""
@@ -42,6 +48,9 @@ class Attempt:
     ended: str = ""
     failure: str | None = None
     own_reward: float | None = None
+    began: float = field(default_factory=time.monotonic)
+    over: float | None = None
+    """When it stopped speaking."""
 
     @property
     def name(self) -> str:
@@ -71,6 +80,7 @@ class Attempt:
         return Rollout(
             self.order.task.id, self.order.group, self.index, tuple(self.turns), failure=self.failure,
             ended=self.ended, own_reward=None if self.failure else self.own_reward,
+            seconds=(time.monotonic() if self.over is None else self.over) - self.began,
         )  # fmt: skip
 
 
@@ -84,21 +94,40 @@ class ToolRounds:
     def __init__(self, environment: ToolEnvironment, codec: Codec, *, seed: int, threads: int = 32) -> None:
         self.environment, self.codec, self.seed, self.threads = environment, codec, seed, threads
 
-    def play(self, orders: Sequence[Order], engine: Engine, listener: Listener) -> list[Rollout]:
-        """Every sibling of every order, in order; failures carry their reason."""
-        attempts = [Attempt(o, i, o.prompt_ids) for o in orders for i in range(o.sampling.num_generations)]
+    def play(self, orders: Sequence[Order], engine: Engine, listener: Listener, ended: Ended) -> None:
+        """Every sibling of every order; failures carry their reason.
+
+        Args:
+            ended: called once for each order, by its number, with its rollouts in order.
+        """
+        groups = {n: [Attempt(o, i, o.prompt_ids) for i in range(o.sampling.num_generations)]
+                  for n, o in enumerate(orders)}  # fmt: skip
+        attempts = [attempt for siblings in groups.values() for attempt in siblings]
         pool = ThreadPoolExecutor(max(1, min(self.threads, len(attempts))), thread_name_prefix="surefoot-tools")
         try:
             self._each(pool, attempts, self._open)
             self._show_openings(attempts)
-            while waiting := [attempt for attempt in attempts if attempt.under_way]:
+            while groups:
+                waiting = [a for siblings in groups.values() for a in siblings if a.under_way]
                 self._speak(waiting, engine, listener)
                 self._each(pool, [a for a in waiting if a.under_way], self._answer)
-            self._each(pool, [a for a in attempts if a.failure is None], self._ask_reward)
-            return [attempt.rollout() for attempt in attempts]
+                for attempt in waiting:
+                    attempt.over = None if attempt.under_way else time.monotonic()
+                over = {n: siblings for n, siblings in groups.items() if not any(a.under_way for a in siblings)}
+                self._end(pool, [attempt for siblings in over.values() for attempt in siblings])
+                for number in over:
+                    ended(number, [attempt.rollout() for attempt in groups.pop(number)])
         finally:
             self._each(pool, [a for a in attempts if a.session is not None], _let_go)
             pool.shutdown(wait=True)
+
+    def _end(self, pool: ThreadPoolExecutor, attempts: Sequence[Attempt]) -> None:
+        """Nobody of these speaks again: their worlds are asked for a reward, then let go."""
+        if attempts:
+            self._each(pool, [a for a in attempts if a.failure is None], self._ask_reward)
+            self._each(pool, [a for a in attempts if a.session is not None], _let_go)
+            for attempt in attempts:
+                attempt.session = None
 
     def _each(self, pool: ThreadPoolExecutor, attempts: Sequence[Attempt], act: Callable[[Attempt], None]) -> None:
         """In threads; what fails under one rollout stays there, everything else is raised when all are done."""

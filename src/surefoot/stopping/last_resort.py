@@ -1,4 +1,10 @@
-"""The end of a process that was asked to stop and did not."""
+"""The end of a process that was asked to stop and did not.
+
+Promises   from the signal to the end of the process no more than `StopSignals.limit_s`, whatever it is doing: a save
+           that takes longer is given up (the checkpoint before it and the journal stand), and so are threads and
+           libraries that hold up the end of the interpreter. Only a call in C that keeps the interpreter's lock is out
+           of reach: `runtime/guardian.py` ends that.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +29,8 @@ SAME_PRESS_S = 0.25
 """A second SIGINT within this time is the first one, forwarded once more."""
 _HURRY_S = 2.0
 _AFTER_SAVE_S = 4.0
+_AFTER_RUN = 255
+"""What `LastResort.close` writes to its own pipe when the process shall end as well; no signal has this number."""
 
 
 class LastResort:
@@ -41,16 +49,19 @@ class LastResort:
         self.thread = threading.Thread(target=self._listen, name="surefoot-stop", daemon=True)
         self.thread.start()
 
-    def close(self) -> None:
-        """Stop listening."""
+    def close(self, *, process_ends: bool = False) -> None:
+        """Stop listening; with `process_ends`, after a request, see to it that the process does end in time."""
         signal.set_wakeup_fd(self.former)
+        if process_ends:
+            os.write(self.writing, bytes([_AFTER_RUN]))
+            return  # the thread stays as long as the process
         os.write(self.writing, b"\0")
         self.thread.join()
         os.close(self.reading)
         os.close(self.writing)
 
     def _listen(self) -> None:
-        first, end, hurry = float("inf"), float("inf"), False
+        first, end, hurry, over = float("inf"), float("inf"), False, False
         poll = select.poll()
         poll.register(self.reading, select.POLLIN)
         while True:
@@ -61,27 +72,36 @@ class LastResort:
                 if heard == 0:
                     return
                 if heard in ASKING and first == float("inf"):
-                    first, end = now, now + self.stop.last_resort_s
+                    first, end = now, now + min(self.stop.last_resort_s, self.stop.hard_s)
+                elif heard == _AFTER_RUN:
+                    over, end = True, min(first, now) + self.stop.hard_s
                 elif heard == signal.SIGINT and now - first >= SAME_PRESS_S:
                     hurry, end = True, min(end, now + _HURRY_S)
-            elif not hurry and (later := self._later()) > time.monotonic():
+            elif not (hurry or over) and (later := min(self._later(), first + self.stop.hard_s)) > time.monotonic():
                 end = later
             else:
-                self._end()
+                self._end(over=over)
 
     def _later(self) -> float:
-        """A save is waited for, and what follows it gets a moment."""
+        """A save is waited for, as long as there is time, and what follows it gets a moment."""
         phase = self.stop.current
         if phase is not None and phase.sealed:
             return time.monotonic() + 0.1
         return self.stop.sealed_until + _AFTER_SAVE_S
 
-    def _end(self) -> None:
-        error = StoppedError(
-            f"{self.stop.reason}, which did not let go; nothing was saved on the way out",
-            "a long computation cannot be interrupted, and whoever asks to stop does not wait for ever",
-            f"go on with {self.stop.resume}" if self.stop.resume else "resume the run",
-        )
+    def _end(self, *, over: bool) -> None:
+        phase, limit = self.stop.current, f"stop_timeout_s = {self.stop.limit_s:g}"
+        what = f"{self.stop.reason}, which did not let go; nothing was saved on the way out"
+        why = "a long computation cannot be interrupted, and whoever asks to stop does not wait for ever"
+        fix = f"go on with {self.stop.resume}" if self.stop.resume else "resume the run"
+        if over:
+            what = f"{self.stop.reason}; the run is over, and its process did not end by itself"
+            why = f"a stop is over within {limit} s, whatever threads and libraries do at the end of an interpreter"
+        elif phase is not None and phase.sealed:
+            what = f"{self.stop.reason}, which took too long and was given up"
+            why = f"a stop is over within {limit} s; the checkpoint before it and the journal stand"
+            fix += f", and raise {limit} if this takes longer here"
+        error = StoppedError(what, why, fix)
         say_without_waiting(f"StoppedError: {error}\n")
         os._exit(error.exit_code)
 

@@ -3,7 +3,8 @@
 Owns       SIGINT, SIGTERM, SIGUSR1 and SIGHUP while it is entered, and SIGALRM once a stop was asked for.
 Promises   the first request never interrupts a phase that has to be finished (a save), and leaves every other phase
            after its grace; a second SIGINT leaves at once; when the work does not let go (a computation of minutes
-           that no signal reaches) the process ends with 75 all the same. SIGHUP changes nothing: the run goes on.
+           that no signal reaches) the process ends with 75 all the same, `limit_s` after the request at the latest.
+           SIGHUP changes nothing: the run goes on.
 Never      saves, prints, or cleans up: it only says that, and from where, a run was asked to stop.
 
     with StopSignals() as stop:
@@ -18,7 +19,8 @@ Entering an abandonable phase raises at once when a stop was asked for before; l
 finished, within the grace.
 A second SIGINT within a quarter of a second of the first is the same key press, forwarded by a wrapper.
 
-Read next: `last_resort.py`, for work that does not let go; `runtime/watchdog.py`, for work that stopped by itself.
+Read next: `last_resort.py`, for work that does not let go; `command.py`, before and after a run;
+`runtime/watchdog.py`, for work that stopped by itself.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from typing import Any
 
 from surefoot import pulse
 from surefoot.errors import InputError, InvariantError
+from surefoot.stopping.command import COMMAND
 from surefoot.stopping.last_resort import ASKING, SAME_PRESS_S, LastResort
 
 PARTS: Mapping[str, Mapping[str, Any]] = {
@@ -106,13 +109,22 @@ class StopSignals:
     """Listens while it is entered; outside the main thread it listens to nobody, the caller owns the signals.
 
     Args:
+        limit_s: seconds from the first request to the end of the process, at most; `stop_timeout_s` of a run.
         grace_s: how long a phase may go on after the first request, unless the phase says otherwise.
-        last_resort_s: when the process ends by itself because nothing reacted; a save is waited for.
+        last_resort_s: when the process ends by itself because nothing reacted; a save is waited for, within the limit.
         resume: the command that goes on with this run, for the last words in that case.
     """
 
-    def __init__(self, *, grace_s: float = 4.0, last_resort_s: float = 8.0, resume: str = "") -> None:
-        self.grace_s, self.last_resort_s, self.resume = grace_s, last_resort_s, resume
+    def __init__(
+        self,
+        *,
+        limit_s: float = 10.0,
+        grace_s: float | None = None,
+        last_resort_s: float | None = None,
+        resume: str = "",
+    ) -> None:
+        self.limit_s, self.resume = limit_s, resume
+        self._grace_s, self._last_resort_s = grace_s, last_resort_s
         self.current: Phase | None = None
         self.weights_torn = False
         """Whether a phase that changes weights was left half-way: they must not be saved."""
@@ -127,6 +139,21 @@ class StopSignals:
         self._owner = os.getpid()
         self._former: dict[int, Any] = {}
         self._last_resort: LastResort | None = None
+
+    @property
+    def grace_s(self) -> float:
+        """How long a phase may go on after the request."""
+        return 0.4 * self.limit_s if self._grace_s is None else self._grace_s
+
+    @property
+    def last_resort_s(self) -> float:
+        """How long after the request the process may not have reacted."""
+        return 0.8 * self.limit_s if self._last_resort_s is None else self._last_resort_s
+
+    @property
+    def hard_s(self) -> float:
+        """How long after the request it ends in the middle of anything; the rest of the limit is for a busy machine."""
+        return 0.9 * self.limit_s
 
     @property
     def asked(self) -> bool:
@@ -219,7 +246,9 @@ class StopSignals:
             signal.signal(number, handler)
         self._former.clear()
         if self._last_resort is not None:
-            self._last_resort.close()
+            self._last_resort.close(process_ends=COMMAND.is_here and self.asked)
+            if kind is None:
+                COMMAND.over()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._owner:

@@ -1,15 +1,17 @@
 """Scored groups, and which of them make up which batch: on the disk before the step that uses them.
 
 Owns       `journal/batches_N.journal`, one file for the batches after step N, a new one at every checkpoint.
-Promises   a batch that `append` or `compose` returned from is there after any crash, whole, and so is a group that
-           `deliver` returned from; a batch that is not whole is not there; files go only when every step in them is
-           behind two good checkpoints and no group in them waits or is part of a later batch. Any thread may ask.
+Promises   a group that `deliver` returned from is there after any crash, and so is a batch that `compose` returned
+           from, whole; files go only when every step in them is behind two good checkpoints and no group in them waits
+           or is part of a later batch. Any thread may ask.
 Never      holds two batches for one step, or changes one.
 
-    append(step, items, groups) --> [group][group]...[batch] --> find(step), load(step): the same step once more
     deliver(groups) --> [group][group] ... compose(step, items) --> [batch: where its groups are]
+                                                   find(step), load(step): the same step once more
 
-The second line is for groups that come one by one, before anybody knows which batch they will be part of.
+A group is delivered as soon as it is graded. Where the batch is known already, the group's seat in it is kept beside
+it (`seated`), so that a batch that was interrupted goes on with the same groups in the same places.
+Runs of older versions hold batches as [group][group]...[batch], written at once; they are read as before.
 
 Read next: `journal.py` for the file, `group_records.py` for a group's form.
 """
@@ -21,6 +23,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from surefoot.errors import InvariantError, StateError
@@ -33,6 +36,7 @@ from surefoot.store.journal import Journal
 from surefoot.store.ledger_records import Item, count, read_item
 
 BATCH = "batch"
+GIVEN_UP = "given_up"
 NAME = re.compile(r"batches_(0|[1-9][0-9]{0,14})\.journal")
 
 
@@ -41,6 +45,13 @@ class Place(NamedTuple):
 
     segment: int
     number: int
+
+
+class Seat(NamedTuple):
+    """Where a group belongs: the first step of its batch, and its position in it."""
+
+    step: int
+    position: int
 
 
 class Kept(NamedTuple):
@@ -62,6 +73,8 @@ class BatchLog:
         self._kept: dict[int, Kept] = {}
         self._delivered: dict[Item, Place] = {}
         """Groups that no batch has yet."""
+        self._seats: dict[Item, Seat] = {}
+        """Of those, the ones whose batch is known."""
         self._lock = threading.RLock()
         found = sorted(int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name)))
         try:
@@ -72,28 +85,22 @@ class BatchLog:
             self.close()
             raise
 
-    def append(self, step: int, items: Sequence[Item], groups: Sequence[Group]) -> None:
-        """Keep the batch that begins at `step`; durable when this returns."""
-        if [item.task for item in items] != [group.task.id for group in groups]:
-            raise InvariantError(f"step {step}: items and groups differ", "a batch is its items' groups", "pass both")
-        batch = {"event": BATCH, "step": step, "items": [list(item) for item in items]}
-        with self._lock:
-            self._refuse_second(step)
-            journal, segment = self._current()
-            failpoint("batches.before_append")
-            numbers = journal.append_all([*map(group_record, groups), batch])
-            failpoint("batches.after_append")
-            self._kept[step] = Kept(segment, tuple(items), tuple(Place(segment, n) for n in numbers[:-1]))
+    def deliver(self, groups: Mapping[Item, Group], seats: Mapping[Item, Seat] = MappingProxyType({})) -> None:
+        """Keep groups that no batch has yet; durable when this returns, with one sync for all of them.
 
-    def deliver(self, groups: Mapping[Item, Group]) -> None:
-        """Keep groups that no batch has yet; durable when this returns, with one sync for all of them."""
+        Args:
+            seats: where in which batch they belong, if that is known.
+        """
         if wrong := [(item, group) for item, group in groups.items() if item.task != group.task.id]:
             raise InvariantError(
                 f"{wrong[0][0]} was delivered with a group of {wrong[0][1].task.id}",
                 "a batch is its items' groups",
                 "pass both",
             )
-        records = [group_record(group) | {"item": list(item)} for item, group in groups.items()]
+        records = [
+            group_record(group) | {"item": list(item)} | ({"seat": list(seats[item])} if item in seats else {})
+            for item, group in groups.items()
+        ]
         with self._lock:
             journal, segment = self._current()
             failpoint("batches.before_append")
@@ -101,6 +108,7 @@ class BatchLog:
             failpoint("batches.after_append")
             self.release(list(groups))  # a later delivery counts, and counts as later
             self._delivered.update((item, Place(segment, n)) for item, n in zip(groups, numbers, strict=True))
+            self._seats.update((item, seats[item]) for item in groups if item in seats)
 
     def compose(self, step: int, items: Sequence[Item]) -> None:
         """Keep the batch that begins at `step`, made of groups that were delivered; durable when this returns."""
@@ -116,9 +124,9 @@ class BatchLog:
                 "places": [list(place) for place in places],
             }  # fmt: skip
             journal, segment = self._current()
-            failpoint("batches.before_append")
+            failpoint("batches.before_compose")
             journal.append(batch)
-            failpoint("batches.after_append")
+            failpoint("batches.after_compose")
             self._kept[step] = Kept(segment, tuple(items), places)
             self.release(items)
 
@@ -132,11 +140,25 @@ class BatchLog:
         with self._lock:
             return self._load([self._delivered[item] for item in items], tasks)
 
+    def seated(self, step: int) -> dict[int, Item]:
+        """Whose groups are on the disk for the batch of `step`, by position, while that batch is not composed."""
+        with self._lock:
+            return {seat.position: item for item, seat in self._seats.items() if seat.step == step}
+
     def release(self, items: Sequence[Item]) -> None:
-        """Nobody will compose a batch of these groups any more: they are part of one, too old, or given up."""
+        """No batch will be composed of these groups any more: they are part of one, too old, or given up."""
         with self._lock:
             for item in items:
                 self._delivered.pop(item, None)
+                self._seats.pop(item, None)
+
+    def give_up(self, items: Sequence[Item]) -> None:
+        """Delivered groups that are to be played again: a resume does not find them. Durable when this returns."""
+        with self._lock:
+            if given_up := [item for item in items if item in self._delivered]:
+                journal, _ = self._current()
+                journal.append({"event": GIVEN_UP, "items": [list(item) for item in given_up]})
+                self.release(given_up)
 
     def find(self, step: int) -> Kept | None:
         """The batch that begins at `step`, if it was kept."""
@@ -150,6 +172,11 @@ class BatchLog:
     def steps(self) -> list[int]:
         """First steps of every batch that is kept."""
         return sorted(self._kept)
+
+    @property
+    def steps_or_groups(self) -> bool:
+        """Whether anything was ever played and is still kept here: a batch, or a part of one."""
+        return bool(self._kept or self._delivered)
 
     @property
     def torn_bytes(self) -> int:
@@ -227,13 +254,15 @@ class BatchLog:
         return [found[place] for place in places]
 
     def _read(self, number: int) -> None:
-        """Index one file; groups of an `append` without a batch behind them are what a crash left of it."""
+        """Index one file; groups without an item and without a batch behind them are what a crash left of a batch."""
         waiting: list[tuple[int, str]] = []
         for entry, record in self._records(number):
             if record["event"] == GROUP and "item" in record:
                 self._read_delivered(number, entry, record)
             elif record["event"] == GROUP:
                 waiting.append((entry, record["task"]))
+            elif record["event"] == GIVEN_UP:
+                self.release([read_item(row) for row in record["items"]])
             else:
                 self._read_batch(number, entry, record, waiting)
                 waiting = []
@@ -244,6 +273,8 @@ class BatchLog:
             raise self._odd(number, f"record {entry} is a group of {record['task']!r} under the name {item}")
         self.release([item])
         self._delivered[item] = Place(number, entry)
+        if "seat" in record:
+            self._seats[item] = _seat(record["seat"])
 
     def _read_batch(self, number: int, entry: int, record: Mapping[str, Any], before: list[tuple[int, str]]) -> None:
         step, items = record["step"], tuple(read_item(row) for row in record["items"])
@@ -266,7 +297,8 @@ class BatchLog:
             keys, event = set(entry.record), entry.record.get("event")
             is_group = keys >= {"event", "task"} and event == GROUP
             is_batch = keys - {"places"} == {"event", "step", "items"} and event == BATCH
-            if not is_group and not is_batch:
+            is_given_up = keys == {"event", "items"} and event == GIVEN_UP
+            if not is_group and not is_batch and not is_given_up:
                 raise self._odd(number, f"record {entry.number} is neither a group nor a batch")
             yield entry.number, entry.record
 
@@ -292,6 +324,16 @@ def _place(row: object) -> Place:
             )
 
 
+def _seat(row: object) -> Seat:
+    match row:
+        case [step, position]:
+            return Seat(count(step), count(position))
+        case _:
+            raise StateError(
+                f"a group names a seat {str(row)[:60]!r}", "its batch could not go on", "bring it back from a copy"
+            )
+
+
 def _bare(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The group alone, without the item that it was delivered for."""
-    return {name: value for name, value in record.items() if name != "item"}
+    """The group alone, without the item that it was delivered for and its seat."""
+    return {name: value for name, value in record.items() if name not in ("item", "seat")}

@@ -33,8 +33,12 @@ from surefoot.errors import ConfigError, InvariantError, SurefootError
 VARIABLE = "SUREFOOT_FAILPOINTS"
 
 NAMES: Mapping[str, str] = {
-    "batches.before_append": "a batch, or a group that came alone, is about to be journaled",
-    "batches.after_append": "a batch, or a group that came alone, is on the disk, nobody knows it yet",
+    "batches.before_append": "graded groups are about to be journaled",
+    "batches.after_append": "graded groups are on the disk, nobody knows it yet",
+    "batches.before_compose": "all groups of a batch are on the disk, its composition is not",
+    "batches.after_compose": "the composition of a batch is on the disk, nobody knows it yet",
+    "books.on_disk": "graded groups are on the disk, the ledger does not know it yet",
+    "books.delivered": "graded groups are on the disk and delivered, the rest of their batch is still played",
     "batches.after_roll": "a new file for batches exists, the old one is still open",
     "batches.before_forget": "a file of batches that nobody needs any more is about to go",
     "checkpoint.before_files": "a checkpoint's temporary folder exists, empty",
@@ -43,7 +47,7 @@ NAMES: Mapping[str, str] = {
     "retention.verified": "two good checkpoints are known, an older one is about to go",
     "retention.after_rename": "a checkpoint has lost its name, not its files",
     "loop.before_collect": "a batch is leased, not played",
-    "loop.after_collect": "a batch is played and scored, not on the disk",
+    "loop.after_collect": "a batch is played and scored, its groups are on the disk, its composition is not",
     "loop.before_learn": "a batch is on the disk, no pass over it has begun",
     "loop.after_learn": "the weights have changed, nothing says so yet",
     "loop.before_publish": "the engine serves older weights than the learner has",
@@ -59,6 +63,8 @@ NAMES: Mapping[str, str] = {
     "session.before_verdict": "the run is over, its verdict is not written",
     "session.after_verdict": "the verdict is written, the lock still held",
     "resume.found": "a resume knows its checkpoint, nothing is changed",
+    "extend.journaled": "a new length of the run is in the journal, config.toml holds the old one",
+    "extend.written": "config.toml holds the new length, the run has not gone on yet",
     "resume.rewound": "later numbers are cut from the metrics and the ledger is rewound",
     "durable.before_write": "a file is about to be written beside its final name",
     "durable.after_write": "its bytes are written, not yet on the disk",

@@ -2,12 +2,14 @@
 
 Owns       the record's form: prompts once per group, every float as the shortest text that reads back the same.
 Promises   `read_group(group_record(g), g.task) == g`; anything else in a record is a `StateError`.
+           Wall times stand apart from the rows (`clock`): they come back too, and no two runs are compared by them.
 Never      keeps the task itself: it comes from the task set, whose fingerprint the journal holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from surefoot.errors import ConfigError, StateError
@@ -23,7 +25,7 @@ def group_record(group: Group) -> dict[str, Any]:
     return {
         "event": EVENT, "task": group.task.id, "group": group.id, "prompts": [list(p) for p in prompts],
         "rollouts": rollouts,
-    }  # fmt: skip
+    } | _clock(group)  # fmt: skip
 
 
 def read_group(record: Mapping[str, Any], tasks: Mapping[str, Task]) -> Group:
@@ -33,9 +35,21 @@ def read_group(record: Mapping[str, Any], tasks: Mapping[str, Task]) -> Group:
             raise _refused(f"event {record['event']!r}, task {record['task']!r}")
         prompts = [tuple(_ints(row)) for row in record["prompts"]]
         rollouts = [_rollout(record, row, prompts) for row in record["rollouts"]]
+        if "clock" in record:
+            rollouts = [_timed(rollout, *row) for rollout, row in zip(rollouts, record["clock"], strict=True)]
         return Group(tasks[record["task"]], record["group"], tuple(rollouts))
-    except (KeyError, IndexError, TypeError, ValueError, ConfigError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, ConfigError) as error:
         raise _refused(f"{type(error).__name__}: {error}") from error
+
+
+def _clock(group: Group) -> dict[str, Any]:
+    """Wall times of every rollout, where any was measured."""
+    rows = [[rollout.seconds, dict(rollout.grading_seconds)] for rollout in group.rollouts]
+    return {"clock": rows} if any(seconds is not None or grading for seconds, grading in rows) else {}
+
+
+def _timed(rollout: Rollout, seconds: Any, grading: Any) -> Rollout:
+    return replace(rollout, seconds=seconds, grading_seconds={str(name): float(s) for name, s in grading.items()})
 
 
 def _rollout_row(rollout: Rollout, prompts: dict[tuple[int, ...], int]) -> list[Any]:

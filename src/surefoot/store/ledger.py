@@ -118,15 +118,19 @@ class Ledger:
         return self._fence(leases, "renew", read_moment(until))
 
     def expire(self, now: float) -> list[Item]:
-        """Take back what is overdue and not delivered; it goes to the front."""
+        """Take back what is overdue and not delivered; it goes to the front. No run calls this: none sets `until`."""
         live = self._state.leases(delivered=False)
         overdue = [lease.item for lease in live if lease.until is not None and lease.until <= now]
         self.requeue(overdue, "expired")
         return overdue
 
-    def complete(self, leases: Sequence[Lease]) -> list[Outcome]:
-        """Results have come in; one outcome each. Only "accepted" ones may be used, and they are on the disk now."""
-        return self._fence(leases, "complete", None)
+    def complete(self, leases: Sequence[Lease], *, durable: bool = True) -> list[Outcome]:
+        """Results have come in; one outcome each. Only "accepted" ones may be used, and they are on the disk now.
+
+        Args:
+            durable: False when the results are on the disk elsewhere: then a power cut may take this event back.
+        """
+        return self._fence(leases, "complete", None, durable=durable)
 
     def trained(self, step: int, items: Iterable[Item]) -> None:
         """These delivered items are in the weights, since this step. A step number is used once."""
@@ -136,9 +140,9 @@ class Ledger:
         """These will not be trained on, and this is why."""
         self._tell_of(Event(kind="drop", items=tuple(items), reason=reason))
 
-    def requeue(self, items: Iterable[Item], reason: str) -> None:
+    def requeue(self, items: Iterable[Item], reason: str, *, durable: bool = False) -> None:
         """Leased items, delivered or not, go back to the front of the queue in this order."""
-        self._tell_of(Event(kind="requeue", items=tuple(items), reason=reason))
+        self._tell_of(Event(kind="requeue", items=tuple(items), reason=reason), durable=durable)
 
     def rewind(self, step: int) -> list[Item]:
         """The weights are those of an earlier step: what was trained later is pending again, in that order.
@@ -205,7 +209,10 @@ class Ledger:
 
     # -- how ------------------------------------------------------------------------
 
-    def _fence(self, leases: Sequence[Lease], kind: Literal["renew", "complete"], until: float | None) -> list[Outcome]:
+    def _fence(
+        self, leases: Sequence[Lease], kind: Literal["renew", "complete"], until: float | None,
+        *, durable: bool | None = None,
+    ) -> list[Outcome]:  # fmt: skip
         outcomes: list[Outcome] = []
         good: dict[Item, None] = {}
         for lease in leases:
@@ -216,22 +223,22 @@ class Ledger:
         refused = [(lease.item, word) for lease, word in zip(leases, outcomes, strict=True) if word != "accepted"]
         for item, word in refused:
             self._tell(Event(kind="fenced", items=(item,), reason=word))
-        self._tell_of(Event(kind=kind, items=tuple(good), until=until))
+        self._tell_of(Event(kind=kind, items=tuple(good), until=until), durable=durable)
         return outcomes
 
-    def _tell_of(self, event: Event) -> None:
+    def _tell_of(self, event: Event, *, durable: bool | None = None) -> None:
         """`_tell`, unless it is about nothing."""
         if event.items:
-            self._tell(event)
+            self._tell(event, durable=durable)
 
-    def _tell(self, event: Event) -> None:
-        """Refuse what may not happen; write it down; then make it so."""
+    def _tell(self, event: Event, *, durable: bool | None = None) -> None:
+        """Refuse what may not happen; write it down; then make it so. `durable` overrides what `SYNCED` says."""
         self._require_in_step()
         self._state.refuse(event)
         failpoint("ledger.before_event")
         before = self._journal.last_number
         try:
-            number = self._journal.append(event.record(), durable=event.kind in SYNCED)
+            number = self._journal.append(event.record(), durable=event.kind in SYNCED if durable is None else durable)
             failpoint("ledger.after_event")
         except BaseException:
             self._stale = self._journal.last_number != before

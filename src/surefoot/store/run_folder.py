@@ -6,9 +6,11 @@ Promises   a folder that holds anything is refused; folders 0700, files 0600; a 
 Never      overwrites a run, or leaves the folder it was given.
 
     RUN/config.toml  environment.json  metrics.jsonl  verdict.json  report.html
-        rollouts/step_N.jsonl  checkpoints/step_N/  logs/  journal/  lock
+        rollouts/step_N.jsonl  rollouts/eval_N.jsonl  checkpoints/step_N/  logs/  journal/  lock
+        start_model/  where the model was given as an object
 
-Of checkpoints there are: every save_steps, the best by held-out metric (named in verdict.json), and the newest two.
+Of checkpoints there are: every save_steps, the best by held-out metric (named in verdict.json) if it was better than
+the model that the run began with, and the newest two.
 
 Read next: `durable.py`, how files get there.
 """
@@ -46,7 +48,8 @@ FILES = (
     "lock",
 )
 TEMPORARY = re.compile(r"\.[a-z_.]+\.[0-9]+\.tmp")
-FOLDERS = ("logs", "rollouts", "checkpoints", "journal", "tensorboard", "wandb")
+START_MODEL = "start_model"
+FOLDERS = ("logs", "rollouts", "checkpoints", "journal", "tensorboard", "wandb", START_MODEL, f".{START_MODEL}.tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,15 @@ class RunFolder:
         """Every rollout of one step."""
         return self.root / "rollouts" / f"step_{step}.jsonl"
 
+    def answers(self, step: int) -> Path:
+        """Every answer of one evaluation."""
+        return self.root / "rollouts" / f"eval_{step:06d}.jsonl"
+
+    @property
+    def baseline(self) -> Path:
+        """Every rollout of an agent's preflight that refused the run."""
+        return self.root / "rollouts" / "preflight.jsonl"
+
     def checkpoint(self, step: int) -> Path:
         """The weights after one step."""
         return self.root / "checkpoints" / f"step_{step}"
@@ -161,15 +173,23 @@ class RunFolder:
     def best_checkpoint(self) -> Path:
         """The weights that verdict.json calls the best; a run that names none, or lost them, is a `StateError`."""
         try:
-            best = json.loads(self.verdict.read_text(encoding="utf-8"))["best"]["checkpoint"]
-        except (OSError, ValueError, KeyError, TypeError):
-            best = None
+            found = json.loads(self.verdict.read_text(encoding="utf-8"))["best"]
+            step, best = found.get("step"), found["checkpoint"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            step, best = None, None
         path = self.root / str(best)
+        there = ", ".join(p.name for p in self.checkpoints()) or "none"
+        if step == 0:
+            raise StateError(
+                f"no step of {self.root} was better than the model it began with",
+                "the best evaluation was the one before training, and it has no checkpoint",
+                f"use the model it began with (model in its config.toml), or name a checkpoint; there are: {there}",
+            )
         if path not in self.checkpoints():
             raise StateError(
                 f"{self.root} names no best checkpoint that is there",
                 "verdict.json says which one is best, once the run has ended; save_best keeps it",
-                f"there are: {', '.join(p.name for p in self.checkpoints()) or 'none'}",
+                f"there are: {there}",
             )
         return path
 

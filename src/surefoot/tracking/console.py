@@ -63,7 +63,7 @@ class RichView:
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Redraw with the held-out numbers."""
-        self.history.evaluated(metrics)
+        self.history.evaluated(step, metrics)
         self._redraw()
 
     def warn(self, text: str, remedy: str) -> None:
@@ -107,9 +107,13 @@ class RichView:
 
     def _curves(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        for name, values in (("reward", self.history.rewards), ("held-out accuracy", self.history.accuracies)):
-            last = number(values[-1]) if values else "-"
-            table.add_row(Text(name), Text(last, style="bold"), Text(sparkline(values), style="cyan"))
+        history = self.history
+        rewards, heldout = [number(value) for value in history.rewards[-1:]], [text for _, text in history.heldout[-1:]]
+        for name, last, values in (
+            ("reward", rewards, history.rewards), ("held-out accuracy", heldout, history.accuracies),
+        ):  # fmt: skip
+            shown = Text(last[0] if last else "-", style="bold")
+            table.add_row(Text(name), shown, Text(sparkline(values), style="cyan"))
         return table
 
     def _numbers(self) -> Table:

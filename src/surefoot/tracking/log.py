@@ -23,6 +23,8 @@ from surefoot.errors import NumericsError, StateError, StorageError
 from surefoot.tracking.metrics import lookup
 
 Row = dict[str, float]
+EVALUATION = ("eval_", "eval/")
+"""How names of evaluations begin: of held-out tasks, and of one evaluation set."""
 
 
 class MetricsLog:
@@ -91,8 +93,8 @@ class MetricsLog:
 
 
 def kind_of(metrics: Mapping[str, Any]) -> str:
-    """`eval` for a line with any `eval_*` name, else `train`."""
-    return "eval" if any(name.startswith("eval_") for name in metrics) else "train"
+    """`eval` for a line with any name of an evaluation, `eval_*` or `eval/*`, else `train`."""
+    return "eval" if any(name.startswith(EVALUATION) for name in metrics) else "train"
 
 
 def _checked(step: int, name: str, value: object) -> float:

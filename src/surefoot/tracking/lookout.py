@@ -63,9 +63,9 @@ class Lookout:
 
         return both
 
-    def resumed(self, step: int) -> None:
-        """The run goes on from here."""
-        self.board.step(step, {})
+    def resumed(self, step: int, seconds_before: float = 0.0) -> None:
+        """The run goes on from here; its earlier lives took so long up to it."""
+        self.board.resumed(step, seconds_before)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One optimiser step was logged."""

@@ -7,6 +7,7 @@ Names are TRL's where TRL has one; `{}` in a name stands for one word, such as a
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -38,6 +39,11 @@ reward | reward | mean | up | mean reward over all graded rollouts of the step
 reward_std | reward | mean | steady | mean over groups of the population standard deviation inside the group
 rewards/{}/mean | reward | mean | up | mean of one reward function over the rollouts it judged
 rewards/{}/std | reward | mean | steady | standard deviation of one reward function over the rollouts it judged
+datasets/{}/reward | reward | mean | up | mean reward of one data set's rollouts, where a run has several
+datasets/{}/frac_reward_zero_std | share | mean | down | share of its groups whose rewards are all equal
+datasets/{}/mean_length | tokens | mean | steady | mean completion length of its rollouts
+datasets/{}/clipped_ratio | share | mean | down | share of its completions cut by the length limit
+datasets/{}/trained_rows | rows | sum | steady | samples of it that were scored and carried loss
 frac_reward_zero_std | share | mean | down | share of groups whose rewards are all equal: no gradient comes from them
 loss | loss | last | none | the step's loss, penalty and channels included; its level says little by itself
 policy_loss | loss | last | none | the loss without the KL penalty
@@ -51,28 +57,35 @@ replay/margin | nats | mean | up | mean of that gain since the start
 replay/pairs | pairs | sum | steady | recorded pairs in this step
 replay/dropped/{} | pairs | last | down | pairs of the file that cannot be trained on, by reason
 kl | nats/token | mean | steady | mean KL estimate against the reference, over trained tokens
-entropy | nats/token | mean | steady | mean entropy of the policy over trained tokens
-approx_entropy | nats/token | mean | steady | mean of minus the sampler's logprob: a one-sample estimate of the entropy
+entropy | nats/token | mean | steady | mean entropy over scored tokens; scored_share says what share these are
+scored_share | share | mean | steady | scored ones of the step's sampled tokens; rows that move nothing cost no forward
+approx_entropy | nats/token | mean | steady | mean of -e^g x learner logprob, g = learner - sampler: estimates entropy
 positive_nll | nats/token | mean | down | mean negative log-likelihood of tokens with a positive advantage
 grad_norm | norm | last | steady | gradient norm before clipping
 learning_rate | rate | last | none | learning rate of this step
-probs_ratio | ratio | mean | steady | mean probability ratio new to old over trained tokens
-abs_log_ratio | nats | mean | steady | mean absolute log ratio new to old over trained tokens
-cispo_clip_ratio | share | mean | steady | share of tokens whose cispo weight was capped
-clip_ratio/low_mean | share | mean | steady | share of tokens clipped from below
-clip_ratio/high_mean | share | mean | steady | share of tokens clipped from above
-clip_ratio/region_mean | share | mean | steady | share of tokens clipped on either side
-clip_ratio/delta_mean | share | mean | steady | share of tokens bounded by the dual clip
+probs_ratio | ratio | mean | steady | mean probability ratio new to old over scored tokens
+abs_log_ratio | nats | mean | steady | mean absolute log ratio new to old over scored tokens
+cispo_clip_ratio | share | mean | steady | share of the step's tokens whose cispo weight was capped
+clip_ratio/low_mean | share | mean | steady | share of the step's tokens (or rows) clipped from below
+clip_ratio/high_mean | share | mean | steady | share of the step's tokens (or rows) clipped from above
+clip_ratio/region_mean | share | mean | steady | share of the step's tokens (or rows) clipped on either side
+clip_ratio/delta_mean | share | mean | steady | share of the step's tokens (or rows) bounded by the dual clip
 clip_ratio/low_min | share | min | steady | smallest share clipped from below over microbatches
 clip_ratio/high_max | share | max | steady | largest share clipped from above over microbatches
-correction/raw_mean | ratio | mean | steady | mean importance weight before it is bounded; 1 when engines agree
+correction/raw_mean | ratio | mean | steady | mean importance weight before bounds, each at most e^20; 1 is ideal
+correction/log_mean | nats | mean | steady | mean logarithm of the importance weight before it is bounded
+correction/overflow | weights | sum | down | importance weights above e^20, which raw_mean counts as e^20
 correction/used_mean | ratio | mean | steady | mean importance weight as used
 correction/bounded_share | share | mean | down | share of importance weights that were truncated or masked
+correction/rejected_share | share | mean | down | weighed tokens that a mask mode rejected; they stay in the denominator
 completions/mean_length | tokens | mean | steady | mean completion length
 completions/min_length | tokens | min | steady | shortest completion
 completions/max_length | tokens | max | steady | longest completion
 completions/clipped_ratio | share | mean | down | share of completions cut by the length limit
 completions/mean_terminated_length | tokens | mean | steady | mean length of completions that ended by themselves
+completions/looping_share | share | mean | down | share of completions that repeat themselves; not with repetition = off
+sequences/mean_length | tokens | mean | steady | mean length of the scored samples, prompt and tools' answers included
+sequences/max_length | tokens | max | steady | the same for the longest: what a forward pass has to hold
 sampling/sampling_logp_difference/mean | nats | mean | down | mean absolute difference of sampler and learner logprobs
 sampling/sampling_logp_difference/max | nats | max | down | largest absolute difference of sampler and learner logprobs
 sampling/importance_sampling_ratio/min | ratio | min | steady | smallest learner-to-sampler probability ratio
@@ -82,7 +95,7 @@ token_mult_prob_error | ratio | mean | down | mean of exp(|logprob difference|);
 gen_kl_error | nats/token | mean | down | KL estimate from sampler to learner
 policy_kl_error | nats/token | mean | down | KL estimate from learner to sampler
 js_divergence_error | nats/token | mean | down | Jensen-Shannon divergence of sampler and learner
-seq_mult_prob_error/{} | ratio | mean | down | multiplicative probability error taken per sequence
+seq_mult_prob_error/{} | ratio | mean | down | exp(|logprob difference|) averaged per sequence; no run logs it
 num_turns/mean | turns | mean | steady | completions per rollout with tools
 num_turns/max | turns | max | steady | the same for the longest rollout
 tools/call_frequency | calls | mean | steady | tool calls per rollout
@@ -92,11 +105,13 @@ tools/calls/{} | calls | mean | steady | calls of one tool per rollout
 tools/ended/{} | share | mean | steady | share of rollouts with tools that ended for this reason
 tools/reply_tokens | tokens | mean | steady | tokens per rollout from tools, headers included; never trained on
 tools/rerendered_tokens | tokens | sum | down | tokens of a history that a later turn saw differently; always 0
-trained_tokens | tokens | sum | steady | tokens that carried loss
-trained_rows | rows | sum | steady | samples that carried loss
+trained_tokens | tokens | sum | steady | tokens that were scored and carried loss
+trained_rows | rows | sum | steady | samples that were scored and carried loss
 num_tokens | tokens | sum | none | tokens sampled for this step
 tokens_per_second | tokens/s | mean | up | sampled tokens over the whole step's time
 step_time | s | sum | down | wall time of the step
+timing/reward/{}/mean | s | mean | down | judging one group by one reward function, the way to its process included
+timing/reward/{}/max | s | max | down | the same for the group that took longest
 timing/{} | s | sum | down | wall time of one part of the step
 version | steps | last | up | version of the weights after this step
 curriculum/share/{} | share | mean | none | share of one level among the step's tasks
@@ -122,16 +137,29 @@ steps_refused | steps | sum | down | 1 when a non-finite number kept this step f
 groups/{} | groups | sum | none | groups by what became of them
 dropped/{} | groups | sum | down | groups or tasks left out, by reason
 failures/{} | rollouts | sum | down | rollouts without a verdict, by reason
+updates/changed_share | share | last | none | parameter entries that the step changed, of those that are trained
+updates/published_share | share | last | none | the same for the copy that engines get, in the run's dtype
 census/parameters | tensors | last | none | parameter tensors of the policy
 census/with_gradient | tensors | last | up | parameter tensors that got a gradient in step 1
 census/moved | tensors | last | up | parameter tensors that changed in step 1
 eval_accuracy | share | mean | up | held-out tasks solved, by the task metric, not by the reward
 eval_accuracy_stderr | share | last | down | standard error of eval_accuracy
+eval_right | answers | sum | up | held-out answers that are right, where the task metric is 0 or 1 for each of them
 eval_reward | reward | mean | up | mean reward on held-out tasks
 eval_n | answers | sum | steady | held-out answers that got a verdict
 eval_failures | answers | sum | down | held-out answers that nobody could grade
 eval_completions/mean_length | tokens | mean | steady | mean completion length on held-out tasks
 eval_completions/clipped_ratio | share | mean | down | share of held-out completions cut by the length limit
+eval_pass@{} | share | mean | up | held-out tasks that k answers would solve; k follows the @
+eval/{}/accuracy | share | mean | up | tasks of one evaluation set solved, by its metric
+eval/{}/accuracy_stderr | share | last | down | standard error of that accuracy
+eval/{}/right | answers | sum | up | answers of one evaluation set that are right, where its metric is 0 or 1 for each
+eval/{}/reward | reward | mean | up | mean reward on one evaluation set
+eval/{}/n | answers | sum | steady | answers of one evaluation set that got a verdict
+eval/{}/failures | answers | sum | down | answers of one evaluation set that nobody could grade
+eval/{}/pass@{} | share | mean | up | tasks of one evaluation set that k answers would solve; k follows the @
+eval/{}/completions/mean_length | tokens | mean | steady | mean completion length on one evaluation set
+eval/{}/completions/clipped_ratio | share | mean | down | share of its completions cut by the length limit
 killswitch/fire | flag | max | down | 1 from the evaluation on at which the guard fired
 killswitch/heldout | share | mean | up | the held-out number that the guard folded
 killswitch/heldout_ema | share | last | up | the guard's moving average of held-out quality
@@ -155,6 +183,19 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in map(_row, _TABLE
 def lookup(name: str) -> Metric | None:
     """The metric of this name, patterns included; None when nobody registered it."""
     return METRICS.get(name) or next((metric for pattern, metric in _patterns() if pattern.fullmatch(name)), None)
+
+
+def headlines(names: Iterable[str]) -> list[str]:
+    """The one number of each evaluation set that comes first: its accuracy, or its reward where it has no metric.
+
+    Example:
+        >>> headlines(["eval/a/reward", "eval/a/accuracy", "eval/b/reward", "eval_accuracy"])
+        ['eval/a/accuracy', 'eval/b/reward']
+    """
+    found = dict.fromkeys(names)
+    sets = dict.fromkeys(name.split("/")[1] for name in found if name.startswith("eval/") and name.count("/") > 1)
+    wanted = ([f"eval/{each}/accuracy", f"eval/{each}/reward"] for each in sets)
+    return [name for pair in wanted for name in [each for each in pair if each in found][:1]]
 
 
 @cache

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from surefoot.config import MICROBATCH_TOKENS, Config
+from surefoot.eval_cadence import Answered, cadence_of, most_tasks
+from surefoot.tracking.text import counted
+
+ROW_MEANS = ("grpo", "gspo")
+"""Loss types that take the mean over rows; the others add up tokens."""
 
 
 def batch_arithmetic(
@@ -12,24 +19,28 @@ def batch_arithmetic(
     train_tasks: int | None = None,
     heldout_tasks: int | None = None,
     parameters: int | None = None,
+    sets: Sequence[str] = (),
+    set_tasks: int = 0,
 ) -> list[str]:
-    """Lines for the start of a run; what is not known yet is left out.
+    """Lines for the start of a run; what is not known yet is left out, and the guard's own follow (`guards.arming`).
 
     Args:
         microbatch_size: rollouts per forward pass, as the learner derived it; the config's when left out.
         train_tasks: tasks that are trained on.
         heldout_tasks: tasks that are held out, all of them.
         parameters: size of the policy.
+        sets: evaluation sets, each in a few words.
     """
     model = f"model     {config.model}" + (f" ({parameters:,} parameters)" if parameters else "")
     return [
         model,
         _tasks(config, train_tasks, heldout_tasks),
         _step(config, microbatch_size or config.microbatch_size),
+        *_loss(config),
         _run(config, train_tasks),
         *_fleet(config),
-        _evaluation(config, heldout_tasks),
-        _guard(config),
+        _evaluation(config, heldout_tasks, set_tasks),
+        *(f"          set {line}" for line in sets),
     ]
 
 
@@ -59,14 +70,33 @@ def _tasks(config: Config, train: int | None, heldout: int | None) -> str:
 def _step(config: Config, piece: int) -> str:
     rollouts = config.rollouts_per_step
     line = (
-        f"one step  {config.tasks_per_step} tasks x {config.num_generations} generations = {rollouts} rollouts, "
-        f"at most {rollouts * config.max_completion_length} tokens"
+        f"one step  {counted(config.tasks_per_step, 'task')} x {config.num_generations} generations = "
+        f"{rollouts} rollouts, at most {rollouts * config.max_completion_length} tokens"
     )
     if piece:
         return line + f", {_pieces(-(-rollouts // piece))} of {piece} rollouts"
     groups = max(1, MICROBATCH_TOKENS // (config.num_generations * config.max_completion_length))
     most = -(-config.tasks_per_step // groups)
     return line + f", {_pieces(most)} (whole groups, about {MICROBATCH_TOKENS} tokens each at most)"
+
+
+def _loss(config: Config) -> list[str]:
+    """What one ratio per row means under this loss_type; nothing for one ratio per token, the usual case."""
+    if config.ratio_level == "token":
+        return []
+    if config.loss_type in ROW_MEANS:
+        return ["loss      GSPO: one ratio per row, every row counts the same"]
+    return [f'loss      {config.loss_type}, one ratio per row: rows weigh by length; GSPO is loss_type = "gspo"']
+
+
+def loss_warning(config: Config) -> tuple[str, str] | None:
+    """(what, remedy) when rows that have one ratio each are weighed by their length."""
+    if config.ratio_level == "token" or config.loss_type in ROW_MEANS:
+        return None
+    return (
+        f"importance_sampling_level = sequence with loss_type = {config.loss_type} weighs rows by length",
+        'GSPO is loss_type = "gspo"',
+    )
 
 
 def _pieces(count: int) -> str:
@@ -76,58 +106,28 @@ def _pieces(count: int) -> str:
 def _run(config: Config, train: int | None) -> str:
     batches = config.max_steps // config.num_iterations
     visits = batches * config.tasks_per_step
-    line = f"run       {config.max_steps} steps"
+    line = f"run       {counted(config.max_steps, 'step')}"
     if config.num_iterations > 1:
         line += f" ({batches} collections, each trained on {config.num_iterations} times)"
-    line += f", {visits} task visits"
+    line += f", {counted(visits, 'task visit')}"
     if train:
         line += f" = {visits / train:.2g} epochs"
     return line + f", at most {batches * config.rollouts_per_step * config.max_completion_length} tokens"
 
 
-def _evaluation(config: Config, heldout: int | None) -> str:
-    if config.heldout_fraction == 0:
+def _evaluation(config: Config, heldout: int | None, set_tasks: int) -> str:
+    if not config.holds_out:
         return "held out  nothing (heldout_fraction = 0)"
-    tasks = config.eval_tasks if heldout is None else min(config.eval_tasks, heldout)
-    cadence = f"every {config.eval_steps} steps" if config.eval_steps else "at the end"
-    line = f"held out  {tasks} tasks x {config.num_generations_eval} answers {cadence}"
+    tasks = most_tasks(config) if heldout is None else min(most_tasks(config), heldout)
+    asked = Answered(tasks if config.heldout_fraction > 0 else 0, set_tasks)
+    cadence = cadence_of(config, asked)
+    when = f"every {cadence.every} steps" if cadence.every < config.max_steps else "at the end"
+    if cadence.auto:
+        when += f" (auto: {100 * cadence.share:.1f} % of the sampled tokens)"
+    what = counted(tasks, "task") if config.heldout_fraction > 0 else "evaluation sets"
+    line = f"held out  {what} x {counted(config.num_generations_eval, 'answer')} {when}"
     if config.eval_on_start:
         line += " and before the first"
     if config.target_metric is not None:
         line += f"; target {config.target_metric} >= {config.target_value}"
     return line
-
-
-def planned_evaluations(config: Config) -> int:
-    """How often held-out tasks are answered in a run that goes to its end."""
-    if config.heldout_fraction == 0:
-        return 0
-    every = config.eval_steps or config.max_steps
-    return -(-config.max_steps // every) + config.eval_on_start
-
-
-def guard_warning(config: Config) -> tuple[str, str] | None:
-    """(what, remedy) when the guard is on and cannot fire, because the run ends before it may."""
-    planned, needed = planned_evaluations(config), config.guard.min_evals
-    if config.guard.mode == "off" or planned == 0 or planned >= needed:
-        return None
-    what = f"the guard can never fire: {planned} evaluations are planned, guard.min_evals = {needed}"
-    passes = config.num_iterations
-    every = max(passes, config.max_steps // (2 * needed) // passes * passes)
-    if planned_evaluations(config.model_copy(update={"eval_steps": every})) >= needed:
-        return what, f'set eval_steps = {every}, or guard.mode = "off" to train without it'
-    return what, f'{config.max_steps} steps are too few for it: lower guard.min_evals, or set guard.mode = "off"'
-
-
-def _guard(config: Config) -> str:
-    guard, planned = config.guard, planned_evaluations(config)
-    if guard.mode == "off":
-        return 'guard     off (guard.mode = "off"): nobody stops a run that is hurting the model'
-    if planned == 0:
-        return "guard     inactive: nothing is held out (heldout_fraction = 0)"
-    if found := guard_warning(config):
-        return f"guard     {guard.mode}, but {found[0].removeprefix('the guard ')}"
-    ends = "stops with exit code 79" if guard.mode == "strict" else "ends with verdict FAIL"
-    return (
-        f"guard     {guard.mode}: a run that hurts the model {ends}, from evaluation {guard.min_evals} of {planned} on"
-    )

@@ -20,7 +20,7 @@ from surefoot.tracking.report_charts import absent, card, charts
 from surefoot.tracking.report_data import RunData, read_run
 from surefoot.tracking.report_page import page, section
 from surefoot.tracking.report_rollouts import rollouts
-from surefoot.tracking.report_text import esc
+from surefoot.tracking.report_text import esc, local
 from surefoot.tracking.report_timeline import steps_on_the_clock
 from surefoot.tracking.whole_file import replace_file
 
@@ -48,6 +48,7 @@ def render(data: RunData, *, now: datetime.datetime | None = None) -> str:
     parts = [
         _part("verdict", summary.head, data),
         _part("headline", summary.tiles, data),
+        _part("evaluations", summary.evaluations, data),
         section("Curves", _part("curves", _curves, data)),
         section("A step on the clock", '<div class="panel">' + _part("timeline", _clock, data) + "</div>"),
         section("What happened to the work", _pair(data, syncs=summary.syncs, losses=summary.lost)),
@@ -58,7 +59,7 @@ def render(data: RunData, *, now: datetime.datetime | None = None) -> str:
         parts.append(section("What is missing", _missing(data.missing)))
     moment = (now or datetime.datetime.now(datetime.UTC)).strftime("%Y-%m-%d %H:%M UTC")
     return page(
-        f"{data.root.resolve().name}: surefoot report", parts, f"Written {moment} from {esc(data.root.resolve())}"
+        f"{data.root.resolve().name}: surefoot report", parts, f"Written {moment} from {esc(data.root.resolve().name)}"
     )
 
 
@@ -91,5 +92,5 @@ def _clock(data: RunData) -> str:
 
 
 def _missing(missing: list[str]) -> str:
-    items = "".join(f"<li>{esc(each)}</li>" for each in missing[:40])
+    items = "".join(f"<li>{esc(local(each))}</li>" for each in missing[:40])
     return f'<div class="missing"><ul>{items}</ul></div>'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from surefoot.protocols import count_text
 from surefoot.tracking.metrics import lookup
 from surefoot.tracking.report_data import RunData
 from surefoot.tracking.report_svg import Chart, Curve, draw
@@ -37,13 +38,16 @@ def absent(data: RunData) -> list[str]:
         "async/staleness_mean": "staleness: a synchronous run trains on what it has just sampled",
         "sync/probe_gap": "weight-sync proof: no canary figures in this log",
     }
+    if data.sets():  # what is held out is there, under its own names
+        del words["eval_accuracy"]
     return [why for name, why in words.items() if not data.series(name)]
 
 
 def card(chart: Chart) -> str:
     """A chart with its name, what is healthy, its last value and its legend."""
     first = chart.curves[0].points
-    last = f'<span class="now">{esc(number(first[-1][1]))}<small> {esc(chart.unit)}</small></span>' if first else ""
+    now = f"{esc(number(first[-1][1]))}<small> {esc(chart.unit)}</small>" if first else ""
+    last = f'<span class="now">{esc(chart.now) if chart.now else now}</span>' if first else ""
     keys = [f'<span class="key k{index}">{esc(curve.name)}</span>' for index, curve in enumerate(chart.curves)]
     legend = "".join(keys) if len(chart.curves) > 1 or chart.curves[0].spread else ""
     notes = "".join(f"<span>{esc(note)}</span>" for note in (_ARROWS.get(chart.healthy, ""), *chart.notes) if note)
@@ -63,7 +67,16 @@ def _learning(data: RunData) -> Iterator[Chart]:
         spread = errors if any(errors) else []
         curve = Curve(f"{title.lower()} ± standard error" if spread else title.lower(), points, spread, dots=True)
         limit = (target[2], target[1]) if target and target[0] == name else None
-        yield Chart(title, [curve], *_facts(name), limit=limit, floor=0.0)
+        rows = [row for row in data.evals if name in row]
+        count = count_text(rows[-1]) if rows and name == "eval_accuracy" else None
+        yield Chart(title, [curve], *_facts(name), limit=limit, floor=0.0, now=count or "")
+    for name in data.sets():
+        title = name.removeprefix("eval/").replace("/", ": ")
+        errors = [row.get(f"{name}_stderr", 0.0) for row in data.evals if name in row]
+        spread = errors if any(errors) else []
+        limit = (target[2], target[1]) if target and target[0] == name else None
+        label = f"{title} ± standard error" if spread else title
+        yield Chart(title, [Curve(label, data.series(name), spread, dots=True)], *_facts(name), limit=limit, floor=0.0)
     parts = data.names("rewards/")
     means = [name for name in parts if name.endswith("/mean")][:5]
     curves = [Curve("reward", data.series("reward"))]

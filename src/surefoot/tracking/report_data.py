@@ -18,7 +18,8 @@ from typing import Any
 
 from surefoot.errors import StateError
 from surefoot.tracking import status, timeline
-from surefoot.tracking.log import kind_of
+from surefoot.tracking.log import EVALUATION, kind_of
+from surefoot.tracking.metrics import headlines
 from surefoot.tracking.whole_file import read_bounded
 
 MAX_ROWS = 4000
@@ -51,8 +52,12 @@ class RunData:
 
     def series(self, name: str) -> list[Point]:
         """(step, value) of one metric over training steps, or evaluations for names that only those have."""
-        rows = self.evals if name.startswith("eval_") or name == "timing/eval" else self.train
+        rows = self.evals if name.startswith(EVALUATION) or name == "timing/eval" else self.train
         return [(row["step"], row[name]) for row in rows if name in row]
+
+    def sets(self) -> list[str]:
+        """The headline metric of each evaluation set, in the order of the log."""
+        return headlines(name for row in self.evals for name in row)
 
     def names(self, prefix: str) -> list[str]:
         """The training metrics with this prefix, in order."""
@@ -114,7 +119,7 @@ def _read_metrics(data: RunData) -> None:
             data.every = max(1, math.ceil(size / first / MAX_ROWS))
             file.seek(0)
             for number, line in enumerate(file):
-                if number % data.every and b'"eval_' not in line:
+                if number % data.every and not (b'"eval_' in line or b'"eval/' in line):
                     continue
                 odd += not _take(data, line)
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from surefoot.tracking.report_text import esc, foreign
-from surefoot.tracking.text import number
+from surefoot.tracking.text import counted, number
 
 Rollout = Mapping[str, Any]
 
@@ -54,16 +54,16 @@ def _card(why: str, row: Rollout) -> str:
         ("task", "task"),
         ("rollout", "rollout"),
         ("version", "version"),
-        ("ended by", "finish_reason"),
-        ("rollout ended by", "ended"),
     ):
         if row.get(name) is not None:
             facts.append(f"{label} {row[name]}")
+    if how := row.get("ended") or row.get("finish_reason"):  # of a rollout with tools; of its only turn
+        facts.append("answered" if how == "answered" else f"ended by {how}")
     tokens, turns = row.get("completion_ids"), row.get("turns")
     if isinstance(tokens, list):
-        facts.append(f"{len(tokens)} tokens")
+        facts.append(counted(len(tokens), "token"))
     if isinstance(turns, list):
-        facts.append(f"{len(turns)} turns")
+        facts.append(counted(len(turns), "turn"))
     chips = "".join(f"<span>{esc(fact, 120)}</span>" for fact in facts)
     prompt = row.get("prompt")
     shown = foreign(prompt) if isinstance(prompt, str) else esc(prompt, 4000)
@@ -82,11 +82,11 @@ def _said(row: Rollout) -> str:
     parts = []
     for number_, turn in enumerate(turns, 1):
         tokens = turn.get("completion_ids")
-        trained = f", {len(tokens)} tokens, trained" if isinstance(tokens, list) else ""
+        trained = f", {counted(len(tokens), 'token')}, trained" if isinstance(tokens, list) else ""
         parts.append(_block("completion", f"turn {number_}{trained}", turn.get("text", "")))
         calls = turn.get("calls")
         after = turns[number_]["read_ids"] if number_ < len(turns) and "read_ids" in turns[number_] else None
-        read = f"; {len(after)} tokens read, masked" if isinstance(after, list) else ""
+        read = f"; {counted(len(after), 'token')} read, masked" if isinstance(after, list) else ""
         for call in calls if isinstance(calls, list) else []:
             if isinstance(call, Mapping):
                 title = f"{call.get('name') or 'unreadable call'} ({call.get('outcome')}){read}"
@@ -96,6 +96,8 @@ def _said(row: Rollout) -> str:
 
 def _block(kind: str, title: str, text: object) -> str:
     shown = foreign(text) if isinstance(text, str) else esc(text, 4000)
+    if isinstance(text, str) and not text.strip():
+        shown = f'<span class="none">({"empty" if not text else "white space only"})</span>{shown}'
     return f'<div class="said {kind}"><h4>{esc(title, 160)}</h4><pre dir="ltr">{shown}</pre></div>'
 
 

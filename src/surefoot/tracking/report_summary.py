@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from surefoot.protocols import count_text
 from surefoot.safe_text import redact
 from surefoot.tracking.report_charts import tolerance
 from surefoot.tracking.report_data import RunData
-from surefoot.tracking.report_text import esc, foreign, table
+from surefoot.tracking.report_text import esc, foreign, local, table
 from surefoot.tracking.text import duration, number, size
 
 _LOST = ("failures/", "dropped/", "replay/dropped/")
@@ -33,11 +34,13 @@ def head(data: RunData) -> str:
         else '<div class="verdict none-yet">no verdict yet</div>'
     )
     reasons = data.verdict.get("reasons")
-    items = "".join(f"<li>{esc(reason, 2000)}</li>" for reason in reasons[:20]) if isinstance(reasons, list) else ""
+    items = (
+        "".join(f"<li>{esc(local(reason), 2000)}</li>" for reason in reasons[:20]) if isinstance(reasons, list) else ""
+    )
     model, tasks = data.config.get("model", "?"), data.config.get("tasks", "?")
     return (
         f'<header><div><div class="over">surefoot run report</div><h1>{esc(data.root.resolve().name)}</h1>'
-        f'<div class="over">{esc(model)} on {esc(tasks)}</div></div>{badge}</header>'
+        f'<div class="over">{esc(local(model))} on {esc(local(tasks))}</div></div>{badge}</header>'
         f'<ul class="reasons">{items}</ul>'
     )
 
@@ -51,10 +54,11 @@ def tiles(data: RunData) -> str:
 
 
 def _headline(data: RunData) -> Iterator[tuple[str, str]]:
-    for name, label in (("eval_accuracy", "held-out accuracy"), ("reward", "training reward")):
-        points = data.series(name)
-        if points:
-            yield label, f"{points[0][1]:.3g} → {points[-1][1]:.3g}"
+    yield from _heldout(data)
+    sets = [(name, name.removeprefix("eval/").replace("/", " ")) for name in data.sets()]
+    for name, label in (*sets[:4], ("reward", "training reward")):
+        if points := data.series(name):
+            yield label, _journey([f"{value:.3g}" for _, value in points])
     planned = data.verdict.get("planned_steps", data.config.get("max_steps", "?"))
     done = data.verdict.get("executed_steps", f"{data.train[-1]['step']:.0f}" if data.train else 0)
     yield "steps", f"{done} of {planned}"
@@ -67,6 +71,44 @@ def _headline(data: RunData) -> Iterator[tuple[str, str]]:
         yield f"weight syncs proven; largest gap {number(max(y for _, y in gaps))}", f"{len(gaps) * data.every}"
 
 
+def evaluations(data: RunData) -> str:
+    """Every evaluation set beside what is held out of the tasks: first, best and last, and how many answers."""
+    rows: list[tuple[str, ...]] = []
+    held = [name for name in ("eval_accuracy", "eval_reward") if data.series(name)][:1]
+    for name in [*held, *data.sets()]:
+        points = data.series(name)
+        best_step, best = max(points, key=lambda point: point[1])
+        prefix = name.removesuffix("accuracy").removesuffix("reward")
+        answers = data.series(prefix + "n")
+        tries = sorted(
+            (each for each in data.evals[-1] if each.startswith(f"{prefix}pass@")),
+            key=lambda each: int(each.rpartition("@")[2]),
+        )
+        many = ", ".join(f"{each.removeprefix(prefix)} {number(data.evals[-1][each])}" for each in tries)
+        rows.append((
+            name, number(points[0][1]), f"{number(best)} at step {best_step:.0f}", number(points[-1][1]),
+            f"{answers[-1][1]:.0f}" if answers else "", many,
+        ))  # fmt: skip
+    if not data.sets() and not any(row[-1] for row in rows):
+        return ""  # one number alone is on the tiles already
+    shown = table(["metric", "first", "best", "last", "answers", "of several answers"], rows)
+    return f'<div class="panel"><h3>Evaluations</h3>{shown}</div>'
+
+
+def _heldout(data: RunData) -> Iterator[tuple[str, str]]:
+    """First and last evaluation, as counts where the answers are few; one alone is shown as one, with its step."""
+    rows = [row for row in data.evals if "eval_accuracy" in row]
+    if not rows:
+        return
+    when = f"after step {rows[0]['step']:.0f}" if rows[0]["step"] else "before training"
+    label = "held-out accuracy" if len(rows) > 1 else f"held-out accuracy, measured once, {when}"
+    yield label, _journey([count_text(row) or f"{row['eval_accuracy']:.3g}" for row in rows])
+
+
+def _journey(values: Sequence[str]) -> str:
+    return " → ".join([values[0], *values[1:][-1:]])
+
+
 def lost(data: RunData) -> str:
     """Everything that was not trained on, by reason; nothing lost is said too."""
     rows: list[tuple[str, str, str]] = []
@@ -76,7 +118,8 @@ def lost(data: RunData) -> str:
         total = points[-1][1] if last else math.fsum(value for _, value in points)
         if total:
             rows.append((name, f"{total:.0f}", f"{sum(1 for _, value in points if value)}"))
-    for name in ("steps_refused", "eval_failures"):
+    of_sets = [f"eval/{name.split('/')[1]}/failures" for name in data.sets()]
+    for name in ("steps_refused", "eval_failures", *of_sets):
         points = data.series(name)
         if total := math.fsum(value for _, value in points):
             rows.append((name, f"{total:.0f}", f"{sum(1 for _, value in points if value)}"))
@@ -135,8 +178,10 @@ def settings(data: RunData) -> str:
     """What was asked for: the keys that are not at their default, then the whole file."""
     rows = list(_changed(data.config))
     shown = table(["key", "value"], rows) if rows else '<p class="none">Every key is at its default.</p>'
-    text = foreign(redact(data.config_text), 60_000)
-    whole = f"<details><summary>config.toml, every key</summary><pre>{text}</pre></details>"
+    text = foreign(local(redact(data.config_text)), 60_000)
+    whole = (
+        f"<details><summary>config.toml, every key (paths are cut to their ends)</summary><pre>{text}</pre></details>"
+    )
     return f'<div class="panel"><h3>Config: what differs from the defaults</h3>{shown}{whole}</div>'
 
 
@@ -152,7 +197,7 @@ def machine(data: RunData) -> str:
         rows.insert(0, ("UNSAFE", "model-written code ran without a sandbox (tools.allow_unsafe)"))
     rows += list(versions.items())[:30] if isinstance(versions, Mapping) else []
     git = data.environment.get("git")
-    if isinstance(git, Mapping):
+    if isinstance(git, Mapping) and git.get("commit"):
         rows.append(("git", f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"))
     shown = table(["", ""], rows) if rows else '<p class="none">environment.json is not there.</p>'
     return f'<div class="panel"><h3>Machine and versions</h3>{shown}</div>'
@@ -165,9 +210,9 @@ def _changed(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in config.items():
         default = plain.get(name)
         if isinstance(value, Mapping) and isinstance(default, Mapping):
-            yield from ((f"{name}.{key}", str(each)) for key, each in value.items() if each != default.get(key))
+            yield from ((f"{name}.{key}", local(each)) for key, each in value.items() if each != default.get(key))
         elif value != default and name != "output_dir":
-            yield name, str(value)
+            yield name, local(value)
 
 
 def _count(value: float) -> str:

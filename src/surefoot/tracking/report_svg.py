@@ -42,7 +42,9 @@ class Chart:
     log: bool = False
     stacked: bool = False
     floor: float | None = None
-    """The axis reaches down at least to here."""
+    """Nothing lies below here: the axis ends here where the curves come near."""
+    now: str = ""
+    """The last value, where another form than the plain number says it better."""
     notes: Sequence[str] = field(default=())
 
 
@@ -80,7 +82,7 @@ class Scale:
 def draw(chart: Chart) -> str:
     """The chart as one `<svg>`; its name and unit are for the caller to print."""
     xs = [x for curve in chart.curves for x, _ in curve.points]
-    across, up = Scale(min(xs), max(xs)), _vertical(chart)
+    across, up = _steps(xs), _vertical(chart)
     parts = [_axes(across, up, chart.unit)]
     parts += _areas(chart, across, up) if chart.stacked else _lines(chart, across, up)
     if chart.limit is not None:
@@ -94,6 +96,12 @@ def draw(chart: Chart) -> str:
         f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="{esc(chart.title)}">'
         + "".join(parts) + "</svg>"
     )  # fmt: skip
+
+
+def _steps(xs: Sequence[float]) -> Scale:
+    """The axis of steps. One point alone has a step to each side, where there is one: no run has a step -1."""
+    low, high = min(xs), max(xs)
+    return Scale(low, high) if high > low else Scale(max(0.0, low - 1), high + 1)
 
 
 def thin(points: Sequence[Point]) -> list[Point]:
@@ -131,8 +139,9 @@ def _vertical(chart: Chart) -> Scale:
         )
     low, high = min(values), max(values)
     pad = (high - low) * 0.06 or abs(high) * 0.1 or 0.5
-    low = low - pad if chart.floor is None else max(chart.floor, low - pad) if low >= chart.floor else low - pad
-    return Scale(low, high + pad)
+    floor = 0.0 if chart.floor is None else chart.floor
+    under = any(y < floor for c in chart.curves for _, y in c.points)  # a band may be; what it is around may not
+    return Scale(low - pad if under else max(floor, low - pad), high + pad)
 
 
 def _axes(across: Scale, up: Scale, unit: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -20,6 +21,28 @@ def esc(text: object, limit: int = 500) -> str:
     """A short text of ours or of a config: secrets hidden, control characters spelled out, escaped."""
     whole = printable(str(text)).replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     return html.escape(whole if len(whole) <= limit else whole[:limit] + " …", quote=True)
+
+
+def local(text: object) -> str:
+    """The same text with its absolute paths cut to their last two names: a page is for others, who have other folders.
+
+    Example:
+        >>> local("model = '/srv/jo/my runs/qwen', saved in /srv/x/run/checkpoints/step_3; http://a/b/c/d")
+        "model = '…/my runs/qwen', saved in …/checkpoints/step_3; http://a/b/c/d"
+    """
+    whole = str(text)
+    if whole.startswith("/") and "\n" not in whole:
+        return _ending(whole)
+    return _BARE.sub(lambda found: _ending(found[0]), _QUOTED.sub(lambda found: _ending(found[0]), whole))
+
+
+_QUOTED = re.compile(r"""(?<=")/[^"\n]+(?=")|(?<=')/[^'\n]+(?=')""")
+_BARE = re.compile(r"""(?<![\w.…/:~<-])/(?:[^\s"'<>|;,:()]+/)+[^\s"'<>|;,:()]*""")
+
+
+def _ending(path: str) -> str:
+    names = [name for name in path.split("/") if name]
+    return path if len(names) <= 2 else "…/" + "/".join(names[-2:])
 
 
 def foreign(text: str, limit: int = LONGEST) -> str:

@@ -28,6 +28,8 @@ from typing import Any
 from surefoot import pulse
 from surefoot.errors import StateError, StorageError
 from surefoot.safe_text import printable
+from surefoot.tracking.metrics import headlines
+from surefoot.tracking.text import python_call
 from surefoot.tracking.whole_file import read_bounded, replace_file
 
 FILE = "status.json"
@@ -86,9 +88,15 @@ class Board:
         self._steps.append((time.monotonic(), metrics.get("groups/scored", 0.0)))
         self._facts = self._facts | {"step": step} | told | self._pace()  # one assignment: readers see all or nothing
 
+    def resumed(self, step: int, seconds_before: float) -> None:
+        """The run goes on from this step, which earlier lives of it took so long to reach."""
+        self.step(step, {})
+        self._facts = self._facts | {"seconds_before": seconds_before}
+
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Held-out tasks were answered."""
-        found = {name: metrics[name] for name in ("eval_accuracy", "eval_reward") if name in metrics}
+        names = ("eval_accuracy", "eval_reward", "eval_right", "eval_n", *headlines(metrics))
+        found = {name: metrics[name] for name in names if name in metrics}
         self._facts = self._facts | found | {"eval_step": step}
 
     @contextmanager
@@ -240,7 +248,18 @@ def read_status(run: Path, *, alive: bool | None, now: float | None = None) -> S
         why = f"; {reasons[0]}" if isinstance(reasons, list) and reasons else ""
         return Status(State.FINISHED, f"{verdict.get('status')}{why}", facts, verdict)
     how = "stopped on request" if verdict else "the process is gone"
-    return Status(State.STOPPED, f"{how}; go on with: surefoot train --resume {run}", facts, verdict)
+    return Status(State.STOPPED, f"{how}; go on with: {_way_on(run)}", facts, verdict)
+
+
+def _way_on(run: Path) -> str:
+    """A command, or a call where the run was given something in Python."""
+    try:
+        given = _object(run / "environment.json").get("from_python")
+    except StateError:  # how it stands can be told all the same
+        given = None
+    if not isinstance(given, list) or not given:
+        return f"surefoot train --resume {run}"
+    return python_call("resume", run, [printable(str(argument))[:200] for argument in given[:10]])
 
 
 def _living(facts: Facts, silent: float | None, fresh: bool) -> Status:

@@ -15,6 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from surefoot.protocols import count_text
+from surefoot.tracking.metrics import headlines
 from surefoot.tracking.status import State, Status
 from surefoot.tracking.text import duration, number, printable, shown_path
 
@@ -70,8 +72,11 @@ def _progress(status: Status) -> Iterator[RenderableType]:
         ProgressBar(total=planned, completed=min(step, planned), width=24),
     ]
     started, updated, quiet = (_figure(facts.get(name)) for name in ("started", "updated", "quiet_s"))
-    if started is not None and updated is not None:
-        cells.append(Text(f"up {duration(updated - started)}"))
+    took = _figure(status.verdict.get("seconds"))
+    if took is not None and status.state is State.FINISHED:
+        cells.append(Text(f"took {duration(took)}"))
+    elif started is not None and updated is not None:
+        cells.append(Text(f"up {duration((_figure(facts.get('seconds_before')) or 0.0) + updated - started)}"))
     if quiet is not None and quiet >= QUIET_S and status.state is State.RUNNING:
         cells.append(Text(f"nothing moved for {duration(quiet)}", style="yellow"))
     row.add_row(*cells)
@@ -82,8 +87,19 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, fields in _LINES:
         known = [(label, _figure(facts.get(field))) for field, label in fields if field != _second(facts)]
         words = [f"{label} {number(value)}" for label, value in known if value is not None]
+        if name == "learning" and (count := _count(facts)):
+            words = [f"held-out accuracy {count}" if word.startswith("held-out accuracy") else word for word in words]
         if words:
             yield name, "   ".join(words)
+        if name == "learning" and (sets := headlines(map(str, facts))):
+            yield (
+                "sets",
+                "   ".join(
+                    f"{each.removeprefix('eval/').replace('/', ' ')} {number(value)}"
+                    for each in sets
+                    if (value := _figure(facts.get(each))) is not None
+                ),
+            )
 
 
 def _members(kind: str, members: object) -> Iterator[RenderableType]:
@@ -112,6 +128,12 @@ def _members(kind: str, members: object) -> Iterator[RenderableType]:
 def _second(facts: Mapping[str, Any]) -> str:
     """The held-out number that there is no room for beside the better one."""
     return "eval_reward" if "eval_accuracy" in facts else ""
+
+
+def _count(facts: Mapping[str, Any]) -> str | None:
+    """The accuracy of few held-out answers, as a count."""
+    figures = {name: _figure(facts.get(name)) for name in ("eval_right", "eval_n")}
+    return count_text({name: figure for name, figure in figures.items() if figure is not None})
 
 
 def _cell(value: object) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from surefoot.records import LENGTH, STOP, Group, Rollout
+from surefoot.records import LENGTH, REPETITION, REPETITION_COST, STOP, Group, Rollout
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -16,10 +16,47 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics |= _rewards(groups)
     failures = Counter(r.failure for g in groups for r in g.rollouts if r.failure is not None)
     metrics |= {f"failures/{reason}": float(count) for reason, count in failures.items()}
-    metrics |= _tools(rollouts)
+    metrics |= _tools(rollouts) | _grading(groups)
     metrics["num_tokens"] = float(sum(r.sampled_tokens for r in rollouts))
     metrics["groups/mixed_version"] = float(sum(any(t.mixed for t in r.turns) for r in rollouts))
     return metrics
+
+
+def looping_share(groups: Sequence[Group]) -> dict[str, float]:
+    """Share of the rollouts that go round in circles; for runs that look for it."""
+    rollouts = [r for g in groups for r in g.rollouts if r.turns]
+    marked = [r.failure == REPETITION or REPETITION_COST in r.reward_parts for r in rollouts]
+    return {"completions/looping_share": _mean(marked)} if marked else {}
+
+
+def dataset_metrics(groups: Sequence[Group], words: Mapping[str, str]) -> dict[str, float]:
+    """The same for each data set of a mixture that has groups in this step.
+
+    Args:
+        words: data set -> its word in metrics; others are left out.
+    """
+    metrics: dict[str, float] = {}
+    for name, word in words.items():
+        own = [group for group in groups if group.task.dataset == name]
+        found = _rewards(own) | _lengths([r for g in own for r in g.rollouts if r.turns])
+        metrics |= {f"datasets/{word}/{short}": found[full] for full, short in _BY_DATASET.items() if full in found}
+    return metrics
+
+
+_BY_DATASET = {
+    "reward": "reward", "frac_reward_zero_std": "frac_reward_zero_std", "completions/mean_length": "mean_length",
+    "completions/clipped_ratio": "clipped_ratio",
+}  # fmt: skip
+
+
+def _grading(groups: Sequence[Group]) -> dict[str, float]:
+    """How long judging one group took, function by function; siblings share their calls."""
+    spent: dict[str, list[float]] = {}
+    for group in groups:
+        for name in sorted({name for r in group.rollouts for name in r.grading_seconds}):
+            spent.setdefault(name, []).append(max(r.grading_seconds.get(name, 0.0) for r in group.rollouts))
+    metrics = {f"timing/reward/{name}/mean": _mean(seconds) for name, seconds in spent.items()}
+    return metrics | {f"timing/reward/{name}/max": max(seconds) for name, seconds in spent.items()}
 
 
 def _rewards(groups: Sequence[Group]) -> dict[str, float]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from surefoot.safe_text import printable
 
-__all__ = ["duration", "number", "printable", "shown_path", "size", "sparkline"]
+__all__ = ["counted", "duration", "number", "printable", "python_call", "shown_path", "size", "sparkline"]
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -47,6 +48,16 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def counted(count: int, thing: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
+def python_call(function: str, run: Path, arguments: Sequence[str]) -> str:
+    """What to write in Python about a run: `surefoot.evaluate("runs/1", tasks=rows)`."""
+    return f"surefoot.{function}({', '.join([json.dumps(str(run), ensure_ascii=False), *arguments])})"
 
 
 def shown_path(path: Path) -> str:

@@ -15,9 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from surefoot.protocols import count_text
 from surefoot.records import Verdict
+from surefoot.tracking.log import kind_of
+from surefoot.tracking.metrics import headlines
 from surefoot.tracking.screen import Screen
-from surefoot.tracking.text import duration, number, printable, shown_path
+from surefoot.tracking.text import counted, duration, number, printable, shown_path
 
 SHOWN = {
     "reward": "reward",
@@ -47,6 +50,14 @@ class Finished(Protocol):
     @property
     def run_dir(self) -> Path:
         """The run folder."""
+
+    @property
+    def evaluate_with(self) -> str:
+        """How to look at its weights again; empty when that is `surefoot eval RUN`."""
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; None: since the view was made."""
 
 
 class View(Protocol):
@@ -85,6 +96,10 @@ class History:
         self.done = 0
         self.rewards: list[float] = []
         self.accuracies: list[float] = []
+        self.sets: dict[str, list[float]] = {}
+        """The headline number of each evaluation set, by its metric's name."""
+        self.heldout: list[tuple[int, str]] = []
+        """Step and accuracy of the first and the last evaluation, as they are shown."""
         self.last: dict[str, float] = {}
         self.tokens = 0.0
         self.notes: list[str] = []
@@ -103,18 +118,21 @@ class History:
     def resumed(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Take in what an earlier life of the run was shown; its pace is not that of this one."""
         for row in rows:
-            if any(name.startswith("eval_") for name in row):
-                self.evaluated(row)
+            if kind_of(row) == "eval":
+                self.evaluated(int(row["step"]), row)
             else:
                 self.step(int(row["step"]), row)
         self.last.pop("step", None)
         self._first = None
 
-    def evaluated(self, metrics: Mapping[str, float]) -> None:
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take in one evaluation."""
         self.last |= metrics
         if "eval_accuracy" in metrics:
             self.accuracies.append(metrics["eval_accuracy"])
+            self.heldout = [*self.heldout[:1], (step, accuracy_text(metrics))]
+        for name in headlines(metrics):
+            self.sets.setdefault(name, []).append(metrics[name])
 
     @property
     def seconds(self) -> float:
@@ -159,7 +177,7 @@ class PlainView:
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the evaluation's line."""
-        self.history.evaluated(metrics)
+        self.history.evaluated(step, metrics)
         self._lines([f"{self._place(step)}  {eval_text(metrics)}"])
 
     def warn(self, text: str, remedy: str) -> None:
@@ -191,15 +209,21 @@ def step_text(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{short} {number(metrics[name]):<7}" for name, short in SHOWN.items() if name in metrics)
 
 
+def accuracy_text(metrics: Mapping[str, float]) -> str:
+    """`0.6125`, or `5 of 9` where the answers are few."""
+    return count_text(metrics) or number(metrics["eval_accuracy"])
+
+
 def eval_text(metrics: Mapping[str, float]) -> str:
-    """`held-out accuracy 0.6125 +- 0.0244 of 400  reward 0.61`, as far as it is known."""
+    """`held-out accuracy 0.6125 +- 0.0244  gsm8k accuracy 0.41 +- 0.03 of 200`, as far as it is known, on one line."""
     parts = []
     if "eval_accuracy" in metrics:
-        parts.append(f"held-out accuracy {number(metrics['eval_accuracy'])}")
-        if "eval_accuracy_stderr" in metrics:
+        parts.append(f"held-out accuracy {accuracy_text(metrics)}")
+        if "eval_accuracy_stderr" in metrics and count_text(metrics) is None:
             parts[-1] += f" +- {number(metrics['eval_accuracy_stderr'])}"
     if "eval_reward" in metrics:
         parts.append(f"held-out reward {number(metrics['eval_reward'])}")
+    parts += [_set_text(name, metrics) for name in headlines(metrics)]
     if metrics.get("killswitch/fire"):
         parts.append("guard FIRED")
     if "eval_n" in metrics:
@@ -209,12 +233,33 @@ def eval_text(metrics: Mapping[str, float]) -> str:
     return "  ".join(parts)
 
 
+def _set_text(name: str, metrics: Mapping[str, float]) -> str:
+    """`gsm8k accuracy 0.41 +- 0.03 (pass@4 0.7) of 200`."""
+    _, own, kind = name.split("/")
+    text = f"{own} {kind} {number(metrics[name])}"
+    if (error := metrics.get(f"{name}_stderr")) is not None:
+        text += f" +- {number(error)}"
+    tries = [each for each in metrics if each.startswith(f"eval/{own}/pass@")]
+    if tries:  # the last is that of all answers
+        text += f" ({tries[-1].rpartition('/')[2]} {number(metrics[tries[-1]])})"
+    text += f" of {number(metrics[f'eval/{own}/n'])}"
+    lost = metrics.get(f"eval/{own}/failures")
+    return text + f", {number(lost)} without verdict" if lost else text
+
+
 def verdict_lines(outcome: Finished, history: History) -> list[str]:
     """The last block: verdict, numbers, run folder, what to do next."""
     run = shown_path(outcome.run_dir)
-    lines = ["", f"{outcome.verdict}  after {history.done} of {history.max_steps} steps in {duration(history.seconds)}"]
+    seconds = history.seconds if outcome.seconds is None else outcome.seconds
+    lines = [
+        "",
+        f"{outcome.verdict}  after {history.done} of {counted(history.max_steps, 'step')} in {duration(seconds)}",
+    ]
     lines += [f"  {reason}" for reason in outcome.reasons]
-    lines += _journey("held-out accuracy", history.accuracies) + _journey("reward", history.rewards)
+    lines += _heldout(history.heldout)
+    for name, values in history.sets.items():
+        lines += _journey(name.removeprefix("eval/").replace("/", " "), [number(value) for value in values])
+    lines += _journey("reward", [number(value) for value in history.rewards])
     if history.tokens:
         lines.append(f"  tokens sampled     {history.tokens:.0f}")
     lines += [f"  {note}" for note in history.notes]
@@ -222,22 +267,39 @@ def verdict_lines(outcome: Finished, history: History) -> list[str]:
     weights = _last_checkpoint(outcome.run_dir)
     if weights is not None:
         lines.append(f"weights     {shown_path(weights)}  (a plain Hugging Face folder)")
-        lines.append(f"next        surefoot eval {run}")
+        lines.append(f"next        {outcome.evaluate_with or f'surefoot eval {run}'}")
     else:
         lines.append(f"next        read {run}/verdict.json and {run}/metrics.jsonl")
     return lines
 
 
-def best_text(best: Mapping[str, Any]) -> str:
-    """`best  eval_accuracy 0.9 at step 40  (checkpoints/step_40)`, and what it was before, if that was better."""
-    line = f"{'best':<18} {best['metric']} {number(best['value'])} at step {best['step']}"
-    line += f"  ({best['checkpoint'] or 'not kept'})"
-    before = best["before_training"]
-    return line + f"; before training {number(before)}" if before is not None and before > best["value"] else line
+def best_text(best: Mapping[str, Any], evaluation: Mapping[str, float]) -> str:
+    """`best  eval_accuracy 0.9 at step 40  (checkpoints/step_40)`, or that no step was better than the start.
+
+    Args:
+        best: as in verdict.json.
+        evaluation: the metrics of any evaluation of the run: how many answers such a number is made of.
+    """
+    name, value = best["metric"], number(best["value"])
+    if name == "eval_accuracy" and "eval_right" in evaluation:
+        value = count_text({**evaluation, "eval_right": round(best["value"] * evaluation["eval_n"])}) or value
+    if best["step"] == 0:
+        return f"{'best':<18} the model it began with: {name} {value} before training, and never more after a step"
+    return f"{'best':<18} {name} {value} at step {best['step']}  ({best['checkpoint'] or 'not kept'})"
 
 
-def _journey(name: str, values: Sequence[float]) -> list[str]:
-    return [f"  {name:<18} {number(values[0])} -> {number(values[-1])}"] if values else []
+def _heldout(shown: Sequence[tuple[int, str]]) -> list[str]:
+    """From the first evaluation to the last; of one alone, when it was."""
+    if len(shown) == 1:
+        step, value = shown[0]
+        when = f"after step {step}" if step else "before training"
+        return [f"  {'held-out accuracy':<18} {value}  (measured once, {when})"]
+    return _journey("held-out accuracy", [value for _, value in shown])
+
+
+def _journey(name: str, values: Sequence[str]) -> list[str]:
+    """From the first to the last; one alone is one."""
+    return [f"  {name:<18} {' -> '.join([values[0], *values[1:][-1:]])}"] if values else []
 
 
 def _last_checkpoint(run_dir: Path) -> Path | None:

@@ -13,6 +13,7 @@ from surefoot.config import Config
 from surefoot.errors import StateError
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.loop import Run
+from surefoot.loop_notes import ToolAlarms
 
 JOURNAL = "f" * 32
 
@@ -32,6 +33,8 @@ def a_used_run() -> Run:
     run.checked = {"groups": 14, "samples": 55, "advantages": 55}
     run.best, run.at_start, run.eval_seconds, run.seconds_before = (4, 0.25), 0.125, 1.5, 20.0
     run.landmarks = [[-0.1, -1e-300]]
+    run.scores_at_start, run.scores, run.differing = [0.0, None, 0.1 + 0.2], [1.0, 0.5, None], 11
+    run.tool_alarms = ToolAlarms(idle=1, failing=2, asked=3, calls=9, failed=5, said=["idle"])
     run.between.step({"reward": 0.5})
     run.between.waiting = {"eval_accuracy": 0.5, "eval_n": 8.0}
     run.diversity._last = {"t1": "0123456789abcdef"}
@@ -56,6 +59,19 @@ def test_a_run_comes_back_as_it_was() -> None:
     assert again.guard is not None
     assert run.guard is not None
     assert again.guard.state_dict() == run.guard.state_dict()
+
+
+def test_a_guard_whose_settings_were_derived_goes_on_with_those_it_began_with() -> None:
+    """A run that is made longer has more evaluations planned; "auto" would give its guard other settings by now."""
+    again = a_run()
+    again.guard = HeldOutGuard()
+    restore_run(again, run_state(a_used_run(), JOURNAL), JOURNAL)
+    assert again.guard.limits == HeldOutGuard(min_steps=3, ema_alpha=0.5).limits
+    written = a_run()
+    written.guard = HeldOutGuard()
+    written.config = Config(model="m", tasks="t", guard={"min_evals": 10, "ema_alpha": 0.1})  # type: ignore[arg-type]
+    with pytest.raises(StateError, match=r"the settings differ: ema_alpha was 0\.5, now 0\.1, min_steps was 3, now 10"):
+        restore_run(written, run_state(a_used_run(), JOURNAL), JOURNAL)
 
 
 def test_a_field_that_nobody_saves_is_refused_at_the_first_save() -> None:

@@ -41,6 +41,13 @@ def test_all_other_columns_are_kept_whatever_they_are_called(tmp_path: Path) -> 
     assert task.dataset == "d"
 
 
+def test_the_column_dataset_names_the_data_set_before_data_source_and_the_file(tmp_path: Path) -> None:
+    for columns, name in (({}, "t"), ({"data_source": "d"}, "d"), ({"dataset": "s", "data_source": "d"}, "s")):
+        (tmp_path / "t.jsonl").write_text(json.dumps({"prompt": "1+1=", **columns}) + "\n")
+        (task,) = read_task_file(tmp_path / "t.jsonl")
+        assert (task.dataset, dict(task.columns)) == (name, columns)
+
+
 def test_verl_rows_get_their_ground_truth_as_answer() -> None:
     one, two = read_task_file(FIXTURES / "verl.jsonl")
     assert (one.columns["answer"], two.columns["answer"]) == ("2", "4")

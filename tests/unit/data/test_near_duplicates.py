@@ -64,8 +64,8 @@ def test_another_number_operator_or_text_is_another_task(one: str, other: str) -
 
 def test_planted_shingles_without_the_number_rule_cry_wolf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: drop the numbers from what must agree, and two different tasks are called alike."""
-    of = near_duplicates._Text.of
-    monkeypatch.setattr(near_duplicates._Text, "of", lambda content: of(content)._replace(marks=()))
+    of = near_duplicates.Text.of
+    monkeypatch.setattr(near_duplicates.Text, "of", lambda content: of(content)._replace(marks=()))
     assert alike(*NOT_ALIKE[3])
 
 
@@ -97,7 +97,7 @@ def test_a_preamble_that_all_share_does_not_make_tasks_alike() -> None:
 
 
 def test_planted_comparison_with_the_preamble_cries_wolf(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near_duplicates, "_template", lambda bodies: frozenset())
+    monkeypatch.setattr(near_duplicates, "template_of", lambda texts: frozenset())
     with pytest.raises(AssertionError):
         test_a_preamble_that_all_share_does_not_make_tasks_alike()
 

@@ -76,7 +76,7 @@ def test_planted_bug_without_the_search_for_repeated_prompts_they_cross(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = as_jsonl(tmp_path, [row(i, prompt="Same?" if i < 6 else f"p{i}") for i in range(40)])
-    monkeypatch.setattr(StreamingDataset, "_refuse_twins", lambda self, border: None)
+    monkeypatch.setattr(StreamingDataset, "_refuse_twins", lambda self, train, heldout: None)
     train, heldout = StreamingDataset(made).split_heldout(0.5)
     assert {task.prompt for task in train} & {task.prompt for task in heldout}
 

@@ -35,7 +35,10 @@ def run(folder: Path, steps: int, *, code: int, status: str, guard: dict[str, An
     checkpoint = folder / "checkpoints/step_3"
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}")
-    verdict = {"status": status, "planned_steps": 8, "executed_steps": steps, "best": best, "guard": guard}
+    reasons = ["worse than the model you started with: eval_accuracy 0.3 -> 0"] if code == 1 else ["as planned"]
+    verdict = {
+        "status": status, "reasons": reasons, "planned_steps": 8, "executed_steps": steps, "best": best, "guard": guard,
+    }  # fmt: skip
     (folder / "verdict.json").write_text(json.dumps(verdict))
     return read_half(folder, code, folder / "log")
 
@@ -44,7 +47,7 @@ def run(folder: Path, steps: int, *, code: int, status: str, guard: dict[str, An
 def halves(tmp_path: Path) -> tuple[Half, Half]:
     fired = {"fired": True, "step": STOP, "rule": "decline", "reason": "held-out fell"}
     return (
-        run(tmp_path / "unguarded", 8, code=0, status="PASS", guard=None),
+        run(tmp_path / "unguarded", 8, code=1, status="FAIL", guard=None),
         run(tmp_path / "guarded", STOP, code=79, status="FAIL", guard=fired),
     )
 
@@ -94,6 +97,25 @@ def test_a_guard_that_never_fires_fails_the_demo(halves: tuple[Half, Half], tmp_
     texts = failed(halves[0], asleep)
     assert any("stopped the same run" in text for text in texts)
     assert any("never stopped" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "PASS"},
+        {"executed_steps": 7},
+        {"reasons": ["eval_accuracy is 0, below the target 0.85", "worse than the model you started with"]},
+        {"reasons": []},
+    ],
+    ids=str,
+)
+def test_a_run_without_the_guard_that_is_not_called_worse_fails_the_demo(
+    halves: tuple[Half, Half], changes: dict[str, Any]
+) -> None:
+    (text,) = failed(replace(halves[0], verdict=halves[0].verdict | changes), halves[1])
+    assert text.startswith("without the guard all 8 steps ran")
+    (text,) = failed(replace(halves[0], code=0), halves[1])
+    assert text.startswith("without the guard all 8 steps ran")
 
 
 def test_a_stop_before_the_onset_is_a_false_alarm(halves: tuple[Half, Half]) -> None:

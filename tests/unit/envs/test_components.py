@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.envs.components import WEIGHTS, component_reward, components
+from surefoot.envs.components import WEIGHTS, component_reward, components, weighs_the_world
 from surefoot.errors import RewardError
 
 
@@ -37,7 +37,13 @@ def total(talk: list[dict[str, Any]], tools: list[str] | None = None, answer: st
 
 def test_a_perfect_rollout_earns_everything_and_an_idle_one_little() -> None:
     assert total([said(), tool(), said("42")], ["search"]) == pytest.approx(1.0)
-    assert total([said("43")], ["search"]) == pytest.approx(0.15 + 0.1 + 0.05)
+    idle = [[], [said("")], [said(" \n")], [tool("open"), said("")]]
+    assert [total(talk, ["search"], answer="42") for talk in idle[1:]] == [0.0, 0.0, 0.0]
+    assert components(idle[0], solved=0.0) == dict.fromkeys(WEIGHTS, 0.0)
+    for tools in (["search"], None):
+        assert total([said("43")], tools) == pytest.approx(0.05), "a wrong answer, and no call"
+        assert total([said(), tool("open"), tool("open"), said("43")], tools) == pytest.approx(0.05), "pointless calls"
+    assert total([said(), tool(), said("43")], ["search"]) == pytest.approx(0.1), "an expected call is some progress"
     assert sum(WEIGHTS.values()) == pytest.approx(1.0)
 
 
@@ -82,3 +88,33 @@ def test_a_task_that_nobody_could_judge_has_no_reward() -> None:
 def test_weights_that_make_no_sense_are_refused(weights: dict[str, float]) -> None:
     with pytest.raises(RewardError, match="component weights"):
         component_reward(exact, weights)
+
+
+def test_the_state_is_what_the_world_says_and_the_metric_where_it_says_nothing() -> None:
+    def reward(**columns: Any) -> float | None:
+        return REWARD(prompts=["?"], completions=[[said("43")]], answer=["42"], **columns)[0]
+
+    assert reward() == reward(environment_reward=[None]) == pytest.approx(0.05)
+    assert reward(environment_reward=[1.0]) == pytest.approx(0.15)
+    solved = component_reward(exact, {"state": 1.0})
+    assert solved(prompts=["?"], completions=[[said("42")]], answer=["42"], environment_reward=[0.25]) == [0.25]
+
+
+def test_the_metric_gets_what_it_names() -> None:
+    def strict(completions: list[Any], answer: list[str]) -> list[float | None]:
+        return [float(talk[-1]["content"] == gold) for talk, gold in zip(completions, answer, strict=True)]
+
+    reward = component_reward(strict)
+    assert reward(prompts=["?"], completions=[[said("42")]], answer=["42"], kind=["times"])[0] == pytest.approx(1.0)
+    assert reward.__name__ == "components"
+    assert weighs_the_world({"components": reward}, {"components": 1.0})
+    assert not weighs_the_world({"components": reward}, {"components": 0.0})
+    assert not weighs_the_world({"c": component_reward(exact, {"completion": 1.0})}, {"c": 1.0})
+
+
+def test_the_parts_that_a_config_may_weigh_are_these() -> None:
+    from typing import get_args
+
+    from surefoot.config_tables import Component
+
+    assert get_args(Component) == tuple(WEIGHTS)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
+import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from surefoot.envs.servers import mcp_environment
-from surefoot.envs.servers.mcp_environment import MCPToolEnvironment, register_with
-from surefoot.errors import TaskError, ToolError, ToolFailedError
+from surefoot.envs.servers.mcp_environment import MCPToolEnvironment
+from surefoot.errors import RewardError, TaskError, ToolError, ToolFailedError
 from surefoot.protocols import ToolAnswer, ToolSpec
 from surefoot.records import Task
 
@@ -67,7 +69,8 @@ def test_the_signature_is_the_contract() -> None:
 @pytest.mark.parametrize(("complexity", "turns"), [("easy", 5), ("medium", 8), ("hard", 12)])
 def test_turns_follow_complexity_in_either_place(complexity: str, turns: int) -> None:
     assert env(task_data={**DATA, "complexity": complexity}).max_turns == turns
-    assert env(task_data={"task_metadata": {"task_id": "t/1", "complexity": complexity}}).max_turns == turns
+    inside = {"task_metadata": {"task_id": "t/1", "complexity": complexity}, "ground_truth": "42"}
+    assert env(task_data=inside).max_turns == turns
     assert env(max_turns=3).max_turns == 3
 
 
@@ -152,21 +155,80 @@ def test_the_last_turn_ends_the_rollout_and_the_tools_are_let_go() -> None:
     asyncio.run(story())
 
 
-def test_registration_passes_no_description_fails_loudly_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    seen: list[tuple[str, str]] = []
+# -- the documented row, and a real server ---------------------------------------------------------
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
-    def register(id: str, entry_point: str) -> None:
-        seen.append((id, entry_point))
 
-    def broken(id: str, entry_point: str) -> None:
-        raise RuntimeError("registry is read-only")
+def documented(category: str, task: str) -> dict[str, Any]:
+    """One line of the shipped file of tool tasks."""
+    with (EXAMPLES / "tasks" / "tool_tasks.jsonl").open(encoding="utf-8") as file:
+        rows = (json.loads(line) for line in file)
+        return next(row for row in rows if row["task_metadata"]["task_id"] == f"{category}-{task}")
 
-    with caplog.at_level(logging.INFO, logger=mcp_environment.__name__):
-        register_with(register)
-        register_with(register)
-    assert seen == [("surefoot_mcp", "surefoot.envs.servers.mcp_environment:MCPToolEnvironment")] * 2
-    assert len(caplog.records) == 1
-    with pytest.raises(ToolError, match="registry is read-only"):
-        register_with(broken)
-    with pytest.raises(ToolError, match="registering"):
-        register_with(lambda name: None)
+
+def solve(row: dict[str, Any], toolkit: Any, final: str) -> tuple[float, list[str], list[str]]:
+    """The calls of the row's own solution, then `final` with what was read; reward, observations, outcomes."""
+
+    async def story() -> tuple[float, list[str], list[str]]:
+        world = MCPToolEnvironment(task_data=row, toolkit=toolkit)
+        names = await world.initialize_tools()
+        total, seen, outcomes, read = 0.0, list[str](), list[str](), ""
+        for step in row["extra_info"]["solution"]:
+            assert step["tool"] in names
+            action = json.dumps({"name": step["tool"], "arguments": step["arguments"]})
+            observation, reward, done, facts = await world.step(f"<tool_call>{action}</tool_call>")
+            assert not done
+            total, seen, outcomes = total + reward, [*seen, observation], outcomes + facts["outcomes"]
+            found = re.search(step["read"], observation)
+            assert found, observation
+            read = found[1]
+        _, reward, done, facts = await world.step(final.replace("READ", read))
+        assert (done, facts["max_turns"]) == (True, {"easy": 5, "medium": 8, "hard": 12}[row["complexity"]])
+        return total + reward, seen, outcomes
+
+    return asyncio.run(story())
+
+
+@pytest.mark.mcp
+def test_a_documented_row_with_a_real_server_earns_what_a_run_would_give_it() -> None:
+    pytest.importorskip("mcp", reason="needs the mcp extra")
+    from surefoot.envs.mcp_client import MCPToolkit
+    from surefoot.envs.servers.server_file import read_servers
+
+    servers = [each for each in read_servers(EXAMPLES / "servers/servers.json")[0] if each.name == "calculator"]
+    toolkit = MCPToolkit(servers)
+    try:
+        row = documented("calculator", "0001")
+        assert row["reward_spec"] == {"ground_truth": "41306449", "verifier_type": "math"}
+        assert solve(row, toolkit, "<answer>READ</answer>") == (1.0, ["41306449"], ["ok"])
+        assert solve(row, toolkit, "<answer>41306448</answer>")[0] == 0.0
+        bare = {**row, "reward_spec": {"ground_truth": "41306449"}}
+        assert solve(bare, toolkit, " READ\n")[0] == 1.0
+        assert solve(bare, toolkit, "It is READ")[0] == 0.0
+    finally:
+        toolkit.close()
+
+
+def test_planted_bug_a_judge_that_reads_the_top_level_alone_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"task_metadata": {"task_id": "t/1"}, "prompt": "6*7?", "reward_spec": {"ground_truth": "42"}}
+
+    def worth() -> float:
+        async def story() -> float:
+            world = env(task_data=row)
+            await world.initialize_tools()
+            return (await world.step("42"))[1]
+
+        return asyncio.run(story())
+
+    assert worth() == 1.0
+    monkeypatch.setattr(mcp_environment, "gold_of", lambda row: row.get("ground_truth", ""))
+    assert worth() == 0.0
+
+
+@pytest.mark.parametrize("row", [{}, {"reward_spec": {}}, {"reward_spec": {"ground_truth": " "}}])
+def test_a_row_that_nobody_could_judge_is_refused_not_worth_0(row: dict[str, Any]) -> None:
+    with pytest.raises(TaskError, match=r"task t/9 has no gold answer, and no judge was given"):
+        env(task_data={"task_metadata": {"task_id": "t/9"}, "prompt": "?", **row})
+    assert env(task_data={"prompt": "?", **row}, judge=lambda data, final: 1.0).max_turns == 8
+    with pytest.raises(RewardError, match="there is no verifier of type 'maths'"):
+        env(task_data={**DATA, "verifier_type": "maths"})

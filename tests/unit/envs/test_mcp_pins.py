@@ -54,7 +54,7 @@ def test_a_pin_that_was_written_down_is_compared() -> None:
 def test_only_the_tools_a_run_wants_are_pinned_and_offered() -> None:
     chosen = Server("files", command=("x",), tools=("read",))
     assert listing_of(chosen, [READ, WRITE]).pin == listing_of(chosen, [READ, Offer("new", "", {})]).pin
-    with pytest.raises(ToolError, match="has no tool 'read'; it has write"):
+    with pytest.raises(ToolError, match="has no tool 'read', which its key `tools` names; it has write"):
         listing_of(chosen, [WRITE])
 
 

@@ -118,3 +118,38 @@ def test_a_program_that_does_not_exist_says_so_on_its_standard_error() -> None:
     status, tail = asyncio.run(story())
     assert status == 127
     assert "No such file or directory" in tail
+
+
+def test_of_a_server_that_ended_only_what_it_wrote_after_its_last_message_is_told() -> None:
+    script = """echo earlier >&2; echo '{"a": 1}'; sleep 0.3; echo last words >&2; exit 9"""
+
+    async def story() -> tuple[int | None, str, str]:
+        process = ServerProcess(Server("x", command=("sh", "-c", script)), Limits())
+        said = [message async for message, _ in process.messages()]
+        assert said == [{"a": 1}]
+        status = await process.exit_status(60.0)
+        process.hear()
+        tails = process.tail(since_it_spoke=True), process.tail()
+        await process.end(0.0)
+        return status, *tails
+
+    assert asyncio.run(story()) == (9, "last words", "earlier\nlast words")
+
+
+def test_whoever_waits_for_a_pipe_that_is_closed_here_is_woken() -> None:
+    """A server that is given up by its writer: else calls that wait for its answers would wait for their deadlines."""
+
+    async def story() -> tuple[bytes, str]:
+        (read, theirs), (ours, write) = os.pipe(), os.pipe()
+        reader, writer = Pipe(read), Pipe(write)
+        waiting = asyncio.create_task(reader.read()), asyncio.create_task(writer.write(b"x" * 10**7))
+        await asyncio.sleep(0.05)
+        for end in (reader, writer):
+            end.close()
+        async with asyncio.timeout(10.0):
+            got = await asyncio.gather(*waiting, return_exceptions=True)
+        for descriptor in (theirs, ours):
+            os.close(descriptor)
+        return got[0], type(got[1]).__name__  # type: ignore[return-value]
+
+    assert asyncio.run(story()) == (b"", "BrokenPipeError")

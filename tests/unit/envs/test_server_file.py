@@ -26,7 +26,7 @@ def test_a_server_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "clock": {
             "command": "python", "args": ["{here}/clock.py"], "isolation": "shared", "connections": 3, "sha256": "ab",
             "env": {"A": "b"}, "pass_env": ["CLOCK_ZONE"], "tools": ["now"], "idempotent": ["now"],
-            "probe": {"tool": "now", "arguments": {"zone": "UTC"}},
+            "probe": {"tool": "now", "arguments": {"zone": "UTC"}, "expect": "12:30"},
         },
         "far": {"url": "http://127.0.0.1:1/mcp", "token_env": "SECRET_TOKEN"},
     }}))  # fmt: skip
@@ -37,6 +37,7 @@ def test_a_server_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("now",),
         ("now", {"zone": "UTC"}),
     )
+    assert (clock.probe_answer, far.probe_answer) == ("12:30", None)
     assert (clock.connections, clock.isolation, far.isolation) == (3, "shared", "isolated")
     assert (far.url, far.token_env, pins) == ("http://127.0.0.1:1/mcp", "SECRET_TOKEN", {"clock": "ab"})
     assert "SECRET_TOKEN" not in clock.environment(str(tmp_path))
@@ -56,6 +57,8 @@ def test_a_server_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}, "env holds something"),
         ({"mcpServers": {"a": {"command": "x", "connections": True}}}, "connections is a bool"),
         ({"mcpServers": {"a": {"command": "x", "probe": {"tool": "t"}}}}, "probe is"),
+        ({"mcpServers": {"a": {"command": "x", "probe": {"tool": "t", "arguments": {}, "expect": 42}}}}, "probe is"),
+        ({"mcpServers": {"a": {"command": "x", "probe": {"tool": "t", "arguments": {}, "expct": "42"}}}}, "probe is"),
         ({"mcpServers": {"a": {"command": "x", "pass_env": ["NOT_SET_ANYWHERE"]}}}, "NOT_SET_ANYWHERE"),
         ({"mcpServers": {"a": {"command": "x", "url": "http://x"}}}, "exactly one of"),
         ({"mcpServers": {"a b": {"command": "x"}}}, "letters, digits"),

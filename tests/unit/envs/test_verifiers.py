@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -180,7 +181,7 @@ def test_the_built_in_scorer_refuses_tasks_that_cannot_be_judged_and_is_one_func
 
 
 def test_a_zero_in_place_of_no_verdict_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifiers, "in_range", lambda mark: mark._replace(value=mark.value or 0.0, reason=None))
+    monkeypatch.setattr(verifiers, "in_range", lambda mark: replace(mark, value=mark.value or 0.0, reason=None))
     judged = odd(isolate=False).verify({"verifier_type": "odd"}, "raise")
     assert judged == Judgement(0.0, None, judged.duration_s, judged.span)
     assert not odd(isolate=False).no_verdicts

@@ -127,3 +127,18 @@ def test_a_lucky_first_value_is_not_the_best_for_good() -> None:
         level.fold(value)
         assert level.drop <= level.margin()
     assert level.best < 0.53
+
+
+def test_a_fall_right_after_the_first_evaluation_does_not_make_the_best_forgotten() -> None:
+    """The fall itself looks like noise for one evaluation; with a standard error at hand the best is not given up."""
+    level = Level(alpha=0.4, margin_se=2.9)
+    for value in (0.28, 0.02, 0.02, 0.0, 0.0, 0.0):
+        level.fold(value, proportion_se(value, 60))
+    assert level.best == 0.28
+    assert level.drop > level.margin()
+
+
+def test_planted_best_by_the_estimated_noise_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Level, "given_variance", property(lambda self: None, lambda self, value: None), raising=False)
+    with pytest.raises(AssertionError):
+        test_a_fall_right_after_the_first_evaluation_does_not_make_the_best_forgotten()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,17 @@ def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
     for path in (tmp_path / "gone.json", tmp_path):
         with pytest.raises(StateError, match="cannot be read"):
             read_json(path)
+
+
+def test_a_new_folder_of_ours_is_not_seen_by_git_and_an_old_one_stays_as_it_is(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+
+    def seen() -> str:
+        command = ["git", "-C", str(tmp_path), "status", "--porcelain", "--untracked-files=all"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    write_json(files.make_unseen(tmp_path / ".surefoot") / "affected.json", {})
+    assert seen() == ""
+    (tmp_path / "mine").mkdir()
+    write_json(files.make_unseen(tmp_path / "mine") / "kept.json", {})
+    assert seen() == "?? mine/kept.json\n", "whoever made a folder decides about it"

@@ -282,3 +282,83 @@ def test_planted_rule_that_forgets_gates_is_caught(monkeypatch: pytest.MonkeyPat
 
 def test_a_project_without_declarations_is_empty() -> None:
     assert read_groups(Project(Path(), Path("pyproject.toml"))) == {}
+
+
+# -- GPUs and modules --------------------------------------------------------------------------
+
+TWO_GPUS = """
+[tool.surefoot.groups.pair]
+requires = "json"
+gpus = 2
+"""
+PAIR = """
+    import pytest
+
+    def test_plain(): pass
+
+    @pytest.mark.pair
+    def test_pair(): pass
+"""
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr("surefoot.harness.tracker.memory.gpu_names", lambda: ["some GPU"] * count)
+    for name in ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("there", "environ", "enough"),
+    [
+        (0, {}, False), (1, {}, False), (2, {}, True), (8, {}, True),
+        (8, {"CUDA_VISIBLE_DEVICES": ""}, False), (8, {"CUDA_VISIBLE_DEVICES": "3"}, False),
+        (8, {"CUDA_VISIBLE_DEVICES": "3,5"}, True), (1, {"CUDA_VISIBLE_DEVICES": "0,1"}, False),
+        (0, {"RAY_ADDRESS": "10.0.0.1:6379"}, True),
+    ],
+)  # fmt: skip
+def test_the_gpus_that_a_group_needs_are_counted(
+    monkeypatch: pytest.MonkeyPatch, there: int, environ: dict[str, str], enough: bool
+) -> None:
+    machine(monkeypatch, there)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert (Group("pair", gpus=2).missing_gpus() is None) is enough
+    assert Group("none").missing_gpus() is None
+
+
+def test_too_few_gpus_are_a_usage_error_with_both_numbers_or_a_skip_that_is_counted(
+    pytester: pytest.Pytester, nested: Nested, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(test_pair=PAIR)
+    pytester.makepyprojecttoml(TWO_GPUS)
+    machine(monkeypatch, 1)
+    for flag in ("--pair", "--pair-only"):
+        done = nested(flag)
+        assert done.ret == 4
+        done.stderr.fnmatch_lines([f"*{flag} needs 2 GPUs, and 1 can be seen here*", "*machine with 2 GPUs*"])
+    done = nested("-m", "pair or not pair", "-ra")  # the filter is off: what cannot run is held back
+    done.assert_outcomes(passed=1, skipped=1)
+    done.stdout.fnmatch_lines(["SKIPPED*no GPUs: needs 2 GPUs, and 1 can be seen here (group pair)"])
+    assert nested("-m", "pair").ret == pytest.ExitCode.NO_TESTS_COLLECTED, "nothing ran, and that is no pass"
+    machine(monkeypatch, 2)
+    nested("--pair-only").assert_outcomes(passed=1, deselected=1)
+
+
+def test_a_module_that_is_not_installed_holds_its_tests_back_where_the_filter_is_off(
+    pytester: pytest.Pytester, nested: Nested
+) -> None:
+    pytester.makepyfile(test_pair=PAIR.replace("pair", "vllm"))
+    pytester.makepyprojecttoml(DECLARED)
+    done = nested("-m", "vllm or not vllm", "-ra")
+    done.assert_outcomes(passed=1, skipped=1)
+    done.stdout.fnmatch_lines(["SKIPPED*no module: no_such_module_anywhere: pip install the-backend (group vllm)"])
+    nested("-m", "vllm or not vllm", "--strict-gates").assert_outcomes(passed=1, errors=1)
+
+
+@pytest.mark.parametrize("value", ["-1", "true", "1.5", '"two"'])
+def test_a_number_of_gpus_is_a_whole_number(tmp_path: Path, value: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(TWO_GPUS.replace("gpus = 2", f"gpus = {value}"))
+    project = read_project(tmp_path / "pyproject.toml")
+    assert project is not None
+    with pytest.raises(ConfigError, match="expected a whole number from 0"):
+        read_groups(project)

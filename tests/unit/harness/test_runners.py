@@ -103,6 +103,45 @@ def test_the_four_configurations_run_the_unit_folder(tools: Path, flags: list[st
     assert recorded(record) == ["tests/unit", *flags]
 
 
+HERE = [
+    "tests/unit/harness/test_tables.py", "tests/unit/policy/test_chat_gated.py", "tests/unit/maths/test_logprobs_mcore.py"
+]  # fmt: skip
+"""A file of each kind: in no group, behind the token, Megatron's."""
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "code", "chosen"),
+    [
+        ([], [], 0, "100"),
+        (["--hf-gated"], [], 0, "110"),
+        (["--mcore-only"], ["needs the module megatron.core", "pip install megatron-core"], 4, "000"),
+        (["--mcore-only", "1 GPU"], ["--mcore-only needs 2 GPUs, and 1 can be seen here"], 4, "000"),
+        (["--mcore-only", "2 GPUs"], [], 0, "001"),
+        (["--hf-gated", "--mcore-only", "2 GPUs"], [], 0, "001"),
+    ],
+    ids=str,
+)
+def test_the_configurations_work_in_this_checkout_with_the_real_pytest(
+    tools: Path, flags: list[str], words: list[str], code: int, chosen: str
+) -> None:
+    """Only what this machine may lack is a stand-in: the modules' names, and nvidia-smi."""
+    (tools / "pytest").write_text(f'#!/bin/sh\nexec {sys.executable} -m pytest "$@"\n')
+    (tools / "pytest").chmod(0o755)
+    gpus = [flag for flag in flags if "GPU" in flag]
+    path = [str(tools / "modules")] if gpus else []
+    (tools / "modules/megatron/core").mkdir(parents=True)
+    (tools / "modules/megatron/core/__init__.py").write_text("")
+    if gpus:
+        (tools / "nvidia-smi").write_text("#!/bin/sh\n" + "echo some GPU\n" * int(gpus[0][0]))
+        (tools / "nvidia-smi").chmod(0o755)
+    asked = [flag for flag in flags if "GPU" not in flag]
+    done = script("run_unit.sh", *HERE, *asked, "--collect-only", "-q", tools=tools, PYTHONPATH=os.pathsep.join(path))
+    said = done.stdout + done.stderr
+    assert done.returncode == code, said
+    assert all(word in said for word in words), said
+    assert "".join("1" if f"{Path(name).name}::" in done.stdout else "0" for name in HERE) == chosen, said
+
+
 @pytest.mark.parametrize("code", [1, 2, 5, 137])
 def test_pytests_exit_code_comes_back_so_nothing_collected_is_not_a_pass(tools: Path, code: int) -> None:
     stand_in(tools, "pytest", code)

@@ -15,6 +15,8 @@ from fleet_kit import FakeTransport, until
 from surefoot.config_tables import RuntimeConfig
 from surefoot.errors import ConfigError, FleetError, SecurityError
 from surefoot.runtime import ray_cluster, ray_runtime
+from surefoot.runtime.fleet_keeper import Keeper
+from surefoot.runtime.fleet_members import MemberLostError
 from surefoot.runtime.recipes import EmbeddedRecipe, WorkerRecipe
 
 
@@ -148,6 +150,33 @@ def test_so_often_is_one_of_them_replaced(site: Any, monkeypatch: pytest.MonkeyP
 
     made.thread.wait(end())
     assert fleet.engines[0].restarts == restarts
+
+
+@pytest.mark.config_key("runtime.restart_timeout_s")
+@pytest.mark.parametrize(("seconds", "ends"), [(0.05, True), (30.0, False)])
+def test_so_long_are_they_replaced_whatever_their_number(
+    site: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, ends: bool
+) -> None:
+    """Twenty starts that fail after a hundredth of a second each, far below the number that is allowed."""
+    made = site(runtime__max_restarts=1000, runtime__restart_timeout_s=seconds, runtime__engines=1)
+    fleet, transport = fleet_of(made, monkeypatch)
+
+    async def dies_soon(self: FakeTransport, member: Any) -> Any:
+        await asyncio.sleep(0.01)
+        raise MemberLostError("it died while it started")
+
+    async def end() -> None:
+        monkeypatch.setattr(FakeTransport, "_started", dies_soon)
+        monkeypatch.setattr(Keeper, "_pause", lambda self: 0.0)
+        transport.engines[0].die()
+        await until(lambda: fleet.failed.done() or fleet.engines[0].restarts >= 20)
+
+    made.thread.wait(end())
+    assert fleet.failed.done() == ends
+    if ends:
+        said = str(fleet.failed.result())
+        assert "runtime.restart_timeout_s" in said
+        assert "engine 0 was lost" in said
 
 
 def test_the_defaults_are_one_engine_and_two_workers() -> None:

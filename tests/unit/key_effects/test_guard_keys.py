@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from surefoot.assemble.build import make_guard
+from surefoot.assemble.guarding import make_guard
 from surefoot.assemble.inputs import read_inputs
 from surefoot.config_tables import RuleName
 from surefoot.errors import ConfigError
+from surefoot.eval_cadence import Answered
 from surefoot.guards.collapse_rules import RULES
-from surefoot.records import Task
 
-HELDOUT = (Task(id="t", prompt="?"),)
+HELDOUT = Answered(1)
 WAVES = (0.02, -0.01, -0.02, 0.015, -0.005, 0.0, 0.01)
 """Noise that repeats, so that a fall has something to stand out from."""
 
@@ -24,19 +24,25 @@ WAVES = (0.02, -0.01, -0.02, 0.015, -0.005, 0.0, 0.01)
 def fired(configure: Callable[..., Any]) -> Callable[..., int | None]:
     """`fired(guard__min_evals=3)`: the evaluation at which a guard with these keys stops a hacked run; None: never."""
 
-    def at(*, kl: float | None = None, entropy: float | None = None, slope: float = 0.02, **keys: Any) -> int | None:
+    def at(
+        *, kl: float | None = None, entropy: float | None = None, slope: float = 0.02, length: float | None = None,
+        std: float | None = None, **keys: Any,
+    ) -> int | None:  # fmt: skip
         defaults = {
             "guard__min_evals": 3,
             "guard__decline_patience": 2,
             "guard__ema_alpha": 0.5,
             "guard__margin_se": 2.0,
         }
-        guard = make_guard(configure(**(defaults | keys)).config, HELDOUT)
+        guard = make_guard(configure(**(defaults | keys)).config, HELDOUT, "eval_accuracy")
         assert guard is not None
         for step in range(40):
             heldout = 0.9 - slope * step + WAVES[step % len(WAVES)]
             low = None if entropy is None else entropy * 0.5**step
-            if guard.update(step, 0.3 + 0.01 * step, heldout, kl, entropy=low).fire:
+            long = None if length is None else length * 1.2**step
+            if guard.update(
+                step, 0.3 + 0.01 * step, heldout, kl, entropy=low, length=long, reward_std=std
+            ).fire:  # fmt: skip
                 return step
         return None
 
@@ -85,15 +91,49 @@ def test_only_named_rules_are_on(fired: Any) -> None:
     assert fired(guard__rules=["entropy_collapse"], entropy=2.0) is not None
 
 
+@pytest.mark.config_key("guard.min_drop")
+def test_a_fall_that_is_smaller_than_min_drop_is_of_no_interest(fired: Any) -> None:
+    assert fired(guard__min_drop=0.0) < fired(guard__min_drop=0.4)
+    assert fired(guard__min_drop=2.0) is None
+
+
+@pytest.mark.config_key("guard.min_entropy_ratio")
+def test_less_entropy_has_to_be_left_for_a_smaller_ratio(fired: Any) -> None:
+    keys: dict[str, Any] = dict(guard__rules=["entropy_collapse"], entropy=2.0)
+    assert fired(**keys, guard__min_entropy_ratio=0.3) < fired(**keys, guard__min_entropy_ratio=0.001)
+
+
+@pytest.mark.config_key("guard.max_length_ratio")
+def test_completions_may_grow_further_for_a_larger_ratio(fired: Any) -> None:
+    keys: dict[str, Any] = dict(guard__rules=["length_explosion"], length=10.0)
+    assert fired(**keys, guard__max_length_ratio=2.0) < fired(**keys, guard__max_length_ratio=20.0)
+
+
+@pytest.mark.config_key("guard.saturation_patience")
+def test_saturation_waits_for_its_own_patience(fired: Any) -> None:
+    keys: dict[str, Any] = dict(guard__rules=["reward_saturated"], std=0.0)
+    assert fired(**keys, guard__saturation_patience=5) == 4
+    assert fired(**keys) == 14
+
+
+def test_auto_goes_by_the_number_of_planned_evaluations(configure: Any) -> None:
+    few = make_guard(configure(max_steps=8, eval_steps=1).config, HELDOUT, "eval_accuracy")
+    many = make_guard(configure(max_steps=500, eval_steps=1).config, HELDOUT, "eval_accuracy")
+    assert few is not None
+    assert many is not None
+    assert (few.limits.min_steps, few.limits.decline_patience) == (4, 1)
+    assert (many.limits.min_steps, many.limits.decline_patience) == (10, 3)
+
+
 def test_the_config_knows_exactly_the_rules_that_there_are() -> None:
     assert set(typing.get_args(RuleName)) == set(RULES)
 
 
 @pytest.mark.config_key("guard.mode")
 def test_off_makes_no_guard_and_neither_does_an_empty_held_out_set(configure: Any) -> None:
-    assert make_guard(configure(guard__mode="off").config, HELDOUT) is None
-    assert make_guard(configure().config, ()) is None
-    assert make_guard(configure(guard__mode="soft").config, HELDOUT) is not None
+    assert make_guard(configure(guard__mode="off").config, HELDOUT, "eval_accuracy") is None
+    assert make_guard(configure().config, Answered(0), "eval_accuracy") is None
+    assert make_guard(configure(guard__mode="soft").config, HELDOUT, "eval_accuracy") is not None
 
 
 @pytest.mark.config_key("guard.metric", "eval_metric")
@@ -133,8 +173,22 @@ def test_a_metric_that_nobody_measures_is_refused(configure: Any, tmp_path: Any)
         ({"guard__decline_patience": 0}, r"guard\.decline_patience = 0: must be above 0"),
         ({"guard__margin_se": 21.0}, r"guard\.margin_se = 21\.0: must lie between 0\.0 and 20\.0"),
         ({"guard__max_proxy_real_gap": -0.1}, r"guard\.max_proxy_real_gap = -0\.1: must not be negative"),
+        ({"guard__min_evals": "often"}, r"guard\.min_evals = \"often\": must be"),
+        ({"guard__min_drop": -0.1}, r"guard\.min_drop = -0\.1: must not be negative"),
+        ({"guard__min_entropy_ratio": 0.0}, r"guard\.min_entropy_ratio = 0\.0: must be above 0"),
+        ({"guard__min_entropy_ratio": 1.5}, r"guard\.min_entropy_ratio = 1\.5: must lie between"),
+        ({"guard__max_length_ratio": 1.0}, r"guard\.max_length_ratio = 1\.0: must be above 1"),
+        ({"guard__saturation_patience": 0}, r"guard\.saturation_patience = 0: must be above 0"),
+        ({"guard__require": True, "guard__mode": "off"}, r"guard\.require = true with guard\.mode = off"),
+        ({"guard__require": True, "eval_on_start": False}, r"guard\.require = true with eval_on_start = false"),
+        ({"guard__require": True, "heldout_fraction": 0.0}, r"guard\.require = true with heldout_fraction = 0"),
+        ({"guard__calibrate_from": "r"}, r"guard\.calibrate_from = 'r' without guard\.kl_hard_stop"),
+        (
+            {"guard__calibrate_from": "r", "guard__mode": "off", "guard__max_proxy_real_gap": 1.0},
+            r"guard\.calibrate_from = 'r' with guard\.mode = off",
+        ),
         ({"guard__metric": "eval_n"}, r'guard\.metric = "eval_n": must be one of "auto"'),
-        ({"guard__mode": False}, r"guard\.mode = false: must be one of \"strict\".*put the word in quotes"),
+        ({"guard__mode": False}, r"guard\.mode = false: must be one of \"strict\", \"soft\", \"off\""),
     ],
     ids=str,
 )
@@ -148,9 +202,13 @@ def test_a_guard_that_would_stop_nothing_is_refused(configure: Any, keys: dict[s
 
 @pytest.mark.config_key("save_best")
 def test_the_best_weights_stay_unless_that_is_turned_off(ran: Any, rewards: Any) -> None:
-    """A metric that never moves: the first evaluation after a step is the best, and no later one replaces it."""
+    """A metric that never moves: the first evaluation is the best, and no later one replaces it."""
     rewards("def half(completions, **_):\n    return [0.5 for _ in completions]\n")
     keys: dict[str, Any] = dict(max_steps=3, eval_steps=1, eval_metric="r.py:half", guard__mode="off")
+    from_start = ran(**keys)
+    assert from_start.names("checkpoints") == ["step_3"], "the start is as good, and no checkpoint"
+    assert (from_start.verdict["best"]["step"], from_start.verdict["best"]["checkpoint"]) == (0, None)
+    keys |= dict(eval_on_start=False)
     kept, not_kept = ran(**keys), ran(**keys, save_best=False)
     assert kept.names("checkpoints") == ["step_1", "step_3"]
     assert kept.verdict["best"]["checkpoint"] == "checkpoints/step_1"

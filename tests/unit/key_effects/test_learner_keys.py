@@ -45,6 +45,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("loss_type", {"loss_type": "grpo"}, {"loss_type": "bnpo"}),  # bnpo = dapo by design: see docs/maths.md
     ("loss_type", {"scale_rewards": "none", "loss_type": "grpo"}, {"loss_type": "dr_grpo"}),
     ("loss_type", {"epsilon_high": 1.0}, {"loss_type": "cispo"}),
+    ("loss_type", {"loss_type": "grpo"}, {"loss_type": "gspo"}),
     ("importance_sampling_level", {}, {"importance_sampling_level": "sequence"}),
     ("epsilon", {"epsilon_high": 0.2}, {"epsilon": 0.01}),
     ("epsilon_high", {}, {"epsilon_high": 0.01}),
@@ -126,6 +127,14 @@ def test_the_key_leads_to_other_weights(
 ) -> None:
     assert list(change) == [key], "one key at a time"
     assert distance(learned(**shared), learned(**shared | change)) > VISIBLE
+
+
+@pytest.mark.config_key("loss_type", "importance_sampling_level")
+def test_gspo_is_the_pair_it_stands_for_and_auto_is_token_for_all_others(learned: Learned) -> None:
+    pair = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
+    assert distance(learned(loss_type="gspo"), learned(**pair)) == 0.0
+    assert distance(learned(), learned(importance_sampling_level="token")) == 0.0
+    assert distance(learned(**pair), learned(**pair | {"loss_type": "dapo"})) > VISIBLE, "dapo weighs rows by length"
 
 
 def test_without_a_change_the_weights_are_the_same(learned: Learned) -> None:

@@ -24,7 +24,8 @@ def test_cadences_decide_what_the_folder_holds(ran: Ran) -> None:
     assert plain.logged == [1, 2, 3, 4]
     assert plain.evaluated == [0, 4]
     assert plain.names("checkpoints") == ["step_4"]
-    assert len(plain.names("rollouts")) == 4
+    kept = [f"step_{step}.jsonl" for step in (1, 2, 3, 4)]
+    assert plain.names("rollouts") == ["eval_000000.jsonl", "eval_000004.jsonl", *kept]
     other = ran(max_steps=5, logging_steps=3, save_steps=2, save_rollouts=False, eval_steps=2, eval_on_start=False)
     assert other.logged == [1, 3, 5], "the first and the last step are always there"
     assert other.evaluated == [2, 4, 5]
@@ -57,10 +58,11 @@ def test_iterations_train_again_on_the_same_rollouts(ran: Ran) -> None:
 
 @pytest.mark.config_key("target_metric", "target_value")
 def test_the_target_decides_the_verdict(ran: Ran) -> None:
-    free = ran()
-    reached = ran(target_metric="eval_completions/mean_length", target_value=1.0)
-    missed = ran(target_metric="eval_completions/mean_length", target_value=100.0)
-    unknown = ran(target_metric="eval_happiness", target_value=0.0)
+    keys = dict(tasks_per_step=6)  # of so many groups one has rewards that differ
+    free = ran(**keys)
+    reached = ran(**keys, target_metric="eval_completions/mean_length", target_value=1.0)
+    missed = ran(**keys, target_metric="eval_completions/mean_length", target_value=100.0)
+    unknown = ran(**keys, target_metric="eval_happiness", target_value=0.0)
     assert [r.verdict["status"] for r in (free, reached, missed, unknown)] == ["PASS", "PASS", "FAIL", "FAIL"]
     assert [r.exit_code for r in (free, reached, missed, unknown)] == [0, 0, 1, 1]
 
@@ -103,7 +105,12 @@ def test_the_preflight_refuses_a_constant_reward_and_can_be_turned_off(ran: Ran,
     keys = dict(reward_funcs=["r.py:f"], heldout_fraction=0.0, num_generations=2)
     with pytest.raises(RewardError, match=r"all 6 baseline completions on 3 tasks got reward 0\.5"):
         ran(**keys, preflight_tasks=3)
-    assert ran(**keys, preflight_tasks=0).verdict["status"] == "PASS"
+    unseen = ran(**keys, preflight_tasks=0)
+    assert (unseen.verdict["status"], unseen.exit_code) == ("FAIL", 1), "no look ahead, and the same judge at the end"
+    assert (
+        unseen.verdict["reasons"][0]
+        == "nothing was learned: all rewards were equal, in none of 2 groups did they differ"
+    )
 
 
 @pytest.mark.config_key("eval_metric")
@@ -160,7 +167,7 @@ def test_a_group_that_lost_a_sibling_is_treated_as_asked(configure: Any, make_gr
 @pytest.mark.config_key("max_nonfinite_steps")
 @pytest.mark.parametrize("allowed", [1, 4])
 def test_so_many_refused_steps_in_a_row_end_the_run(allowed: int, configure: Any) -> None:
-    learner = SimpleNamespace(learn=lambda samples, iteration: StepReport({}, 0, applied=False), census=None)
+    learner = SimpleNamespace(learn=lambda samples, iteration: StepReport({}, 0, applied=False), census=None, version=0)
     run = run_of(configure, learner, max_nonfinite_steps=allowed)
     for _ in range(allowed - 1):
         assert learn(run, [], 0)["steps_refused"] == 1.0

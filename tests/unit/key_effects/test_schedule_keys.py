@@ -1,4 +1,7 @@
-"""What the keys of the schedule change: how often engines get new weights, and how far sampling runs ahead."""
+"""What the keys of the schedule change: how often engines get new weights, and how far sampling runs ahead.
+
+Every config here is loaded as a file would be, so that what refuses a cadence is what refuses a user.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,45 @@ from typing import Any
 
 import pytest
 
+from surefoot import config_rules
 from surefoot.errors import ConfigError
-from surefoot.runtime.schedule import lead, schedule_of
+from surefoot.runtime.schedule import allowance
 
 ASYNC = dict(importance_sampling_correction=True)
 
 
 @pytest.mark.config_key("weight_sync_steps")
-def test_the_steps_between_two_syncs_are_the_cadence_and_need_their_staleness(configure: Any) -> None:
-    assert schedule_of(configure().config).sync_every == 1
-    seldom = schedule_of(configure(weight_sync_steps=3, max_staleness=2, **ASYNC).config)
-    assert (seldom.sync_every, seldom.required_staleness) == (3, 2)
-    with pytest.raises(ConfigError, match=r"weight_sync_steps = 3(.|\n)*set max_staleness = 2 or more"):
-        schedule_of(configure(weight_sync_steps=3, max_staleness=1, **ASYNC).config)
+@pytest.mark.parametrize(("sync", "passes", "needed"), [(1, 1, 0), (3, 1, 2), (2, 2, 0), (6, 2, 4), (9, 3, 6)])
+def test_a_cadence_needs_its_staleness_to_the_version(configure: Any, sync: int, passes: int, needed: int) -> None:
+    keys = dict(weight_sync_steps=sync, num_iterations=passes, max_steps=18, **ASYNC)
+    assert configure(max_staleness=needed, **keys).config.weight_sync_steps == sync
+    if needed:
+        with pytest.raises(
+            ConfigError, match=rf"weight_sync_steps = {sync} (.|\n)*set max_staleness = {needed} or more"
+        ):
+            configure(max_staleness=needed - 1, **keys)
 
 
 @pytest.mark.config_key("weight_sync_steps", "num_iterations")
 def test_weights_are_synced_between_two_batches_only(configure: Any) -> None:
-    assert schedule_of(configure(num_iterations=2, max_steps=2).config).sync_every == 2
+    assert configure(num_iterations=2, max_steps=2).config.weight_sync_steps == 1, "after every batch"
     with pytest.raises(ConfigError, match="weight_sync_steps = 3 is not a multiple of num_iterations = 2"):
-        schedule_of(configure(num_iterations=2, weight_sync_steps=3, max_steps=2, max_staleness=9, **ASYNC).config)
+        configure(num_iterations=2, weight_sync_steps=3, max_steps=2, max_staleness=9, **ASYNC)
+
+
+@pytest.mark.parametrize("key", ["weight_sync_steps", "num_iterations", "tasks_per_step"])
+def test_a_size_that_is_none_is_named_once(configure: Any, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configure(**{key: 0})
+    assert str(caught.value).count(f"{key} = 0") == 1
+
+
+def test_planted_rule_that_is_not_asked_lets_everything_pass(configure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_rules, "schedule_of", lambda config: None)
+    assert configure(weight_sync_steps=3, max_staleness=0, **ASYNC).config.max_staleness == 0
 
 
 @pytest.mark.config_key("max_staleness", "tasks_per_step")
 def test_staleness_is_how_many_batches_may_be_under_way(configure: Any) -> None:
-    found = [lead(configure(tasks_per_step=3, max_staleness=n, **ASYNC).config) for n in range(3)]
+    found = [allowance(configure(tasks_per_step=3, max_staleness=n, **ASYNC).config, 0) for n in range(3)]
     assert found == [3, 6, 9]

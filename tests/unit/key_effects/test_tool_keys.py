@@ -12,9 +12,10 @@ from tool_kit import call, speaker
 
 from surefoot.assemble.inputs import read_inputs
 from surefoot.envs.tools import ToolLimits
-from surefoot.errors import ConfigError, ModelError, SecurityError, ToolError
+from surefoot.envs.turn_limits import TURNS
+from surefoot.errors import ConfigError, ModelError, SecurityError, TaskError, ToolError
 from surefoot.protocols import Request
-from surefoot.records import Rollout
+from surefoot.records import Rollout, Task
 
 Build = Callable[..., Any]
 SERVER = Path(__file__).parents[3] / "examples" / "servers" / "calculator.py"
@@ -106,6 +107,53 @@ def test_max_turns_counts_completions(with_tools: Build) -> None:
     for turns in (1, 3):
         rollouts = with_tools(lambda request, context: call("double", number=1), max_turns=turns)
         assert {(len(r.turns), r.ended) for r in rollouts} == {(turns, "max_turns")}
+
+
+@pytest.mark.config_key("tools.turns_by_complexity")
+def test_turns_follow_each_tasks_complexity(with_tools: Build, configure: Any, tmp_path: Path) -> None:
+    rows = [
+        {
+            "id": f"{level}{i}",
+            "prompt": f"{i}+{i}=",
+            "answer": str(2 * i),
+            "complexity": level,
+            "verifier_type": "exact",
+        }
+        for i, level in enumerate(["easy"] * 40)
+    ]
+    tasks = tmp_path / "mine.jsonl"
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {"tasks": str(tasks), "max_turns": 12, "tools__max_result_tokens": 4, "eval_tasks": 2}
+    says = lambda request, context: "<tool_call></tool_call>"  # noqa: E731 - no call, and a turn
+    turns: dict[bool, set[int]] = {}
+    for by_complexity in (True, False):
+        rollouts = with_tools(says, tools__turns_by_complexity=by_complexity, **keys)
+        turns[by_complexity] = {len(r.turns) for r in rollouts}
+    assert turns[True] == {5}
+    assert min(turns[False]) > 5
+    limits = ToolLimits(max_turns=20, turns_by_complexity=True)
+    by_level = {level: limits.of(Task("t", "?", {"complexity": level})).max_turns for level in (None, *TURNS)}
+    assert by_level == {None: 20, "easy": 5, "medium": 8, "hard": 12}
+    with pytest.raises(ConfigError, match="hard tasks have 12 turns"):
+        configure(tools__turns_by_complexity=True, max_turns=11)
+
+
+def test_a_complexity_that_decides_nothing_is_refused_before_anything_starts(configure: Any, tmp_path: Path) -> None:
+    (tmp_path / "my_tools.py").write_text(TOOLS)
+    rows = [
+        {"id": str(i), "prompt": f"{i}*7=", "answer": str(i), "complexity": "hard", "verifier_type": "exact"}
+        for i in range(40)
+    ]
+    rows[-1]["complexity"] = "extreme"
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {"tasks": str(tmp_path / "mine.jsonl"), "max_turns": 12, "tools__functions": ["my_tools.py:double"]}
+    for on in (False, True):
+        loaded = configure(tools__turns_by_complexity=on, **keys)
+        if not on:
+            read_inputs(loaded.config, tmp_path)
+            continue
+        with pytest.raises(TaskError, match="task 39: complexity is 'extreme'"):
+            read_inputs(loaded.config, tmp_path)
 
 
 @pytest.mark.config_key("tools.max_calls")

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from surefoot.errors import ConfigError, ShapeError
-from surefoot.maths.losses import LossSettings, StepTotals, estimate_kl, kl_in_reward, policy_loss
+from surefoot.maths import losses
+from surefoot.maths.losses import LossSettings, LossTerms, StepTotals, estimate_kl, kl_in_reward, policy_loss
+from surefoot.maths.stats import finish, merge
 
 LENGTHS = [1, 2, 3, 5, 8, 13, 21, 34]  # very unequal rows: equal ones would hide a wrong denominator
 TOTALS = StepTotals(rows=len(LENGTHS), tokens=sum(LENGTHS), max_completion_length=40)
@@ -20,6 +22,7 @@ TOTALS = StepTotals(rows=len(LENGTHS), tokens=sum(LENGTHS), max_completion_lengt
 VARIANTS: dict[str, dict[str, Any]] = {
     **{f"{kind}/token": {"loss_type": kind} for kind in ("grpo", "bnpo", "dr_grpo", "dapo")},
     **{f"{kind}/sequence": {"loss_type": kind, "level": "sequence"} for kind in ("grpo", "bnpo", "dr_grpo", "dapo")},
+    "gspo": {"loss_type": "gspo"},
     "cispo": {"loss_type": "cispo", "epsilon_high": 1.05},
     "dual clip": {"delta": 1.5, "epsilon_high": 0.3},
     "plain kl": {"beta": 0.3, "kl_bias_correction": False},
@@ -143,11 +146,12 @@ def test_every_option_changes_the_gradient() -> None:
     """A setting that is parsed and then ignored would show here."""
     step = Step()
     gradients = {name: step.run(EVERYTHING, LossSettings(**how))[1] for name, how in VARIANTS.items()}
-    names = [n for n in gradients if n not in ("bnpo/token", "bnpo/sequence")]  # bnpo is dapo at step level
+    names = [n for n in gradients if n not in ("bnpo/token", "bnpo/sequence", "gspo")]  # bnpo is dapo at step level
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
             assert (gradients[a] - gradients[b]).abs().max() > 1e-6, (a, b)
     assert torch.equal(gradients["bnpo/token"], gradients["dapo/token"])
+    assert torch.equal(gradients["gspo"], gradients["grpo/sequence"])
 
 
 def test_on_policy_each_token_pulls_with_its_advantage_over_the_count() -> None:
@@ -459,3 +463,157 @@ def test_missing_inputs_are_refused() -> None:
             policy_loss(logp, logp, torch.zeros(1), mask, settings=how, totals=StepTotals(1, 1, 1))
     with pytest.raises(ShapeError, match="mask has type"):
         policy_loss(logp, logp, torch.zeros(1), mask.float(), settings=LossSettings(), totals=StepTotals(1, 1, 1))
+
+
+# -- clamps, overflow, rounding ---------------------------------------------------------------------
+
+
+def held_kl(x: float, ref: float, old: float, estimator: str, low: float | None, high: float | None) -> float | None:
+    """Value of one token's weighed KL in plain Python, or None where a clamp holds it: then nothing may push."""
+    gap = ref - x
+    if low is not None and abs(gap) > low:
+        return None
+    k = {"k1": -gap, "k2": gap * gap / 2, "k3": math.exp(gap) - gap - 1}[estimator]
+    value = math.exp(x - old) * k
+    return None if high is not None and abs(value) > high else value
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize(("low", "high"), [(None, None), (5.0, None), (None, 2.0), (20.0, 10.0), (1.0, 0.3)])
+@pytest.mark.parametrize("gap", [-22.0, -6.0, -1.5, -0.4, 0.3, 1.5, 3.0, 6.0, 21.0])
+def test_a_clamped_kl_pushes_nowhere_and_any_other_as_finite_differences_say(
+    gap: float, low: float | None, high: float | None, estimator: Any, level: Any
+) -> None:
+    x, old, h = -23.0, -23.2, 1e-4
+    ref = x + gap
+    values = [held_kl(at, ref, old, estimator, low, high) for at in (x - h, x, x + h)]
+    expected = 0.0 if None in values else (values[2] - values[0]) / (2 * h)  # type: ignore[operator]
+    how = LossSettings(beta=1.0, kl_estimator=estimator, kl_input_clamp=low, kl_output_clamp=high, level=level)
+    logp = torch.tensor([[x]], dtype=torch.float64, requires_grad=True)
+    terms = policy_loss(
+        logp, torch.full_like(logp, old), torch.zeros(1), torch.tensor([[True]]), settings=how,
+        totals=StepTotals(1, 1, 1), ref_logp=torch.full_like(logp, ref),
+    )  # fmt: skip
+    (gradient,) = torch.autograd.grad(terms.loss, logp)
+    assert gradient.item() == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    if values[1] is not None:
+        assert terms.loss.item() == pytest.approx(values[1])
+    elif high is not None and (low is None or abs(gap) <= low):
+        assert abs(terms.loss.item()) == high
+
+
+@pytest.mark.parametrize(("low", "high"), [(5.0, None), (20.0, 10.0)])
+def test_planted_weight_that_keeps_its_gradient_drives_the_policy_away(
+    monkeypatch: pytest.MonkeyPatch, low: float, high: float | None
+) -> None:
+    """Reference 6 nats above the policy: the bug raises the loss with the token's probability, by 142 and by 10."""
+
+    def clamped_then_weighed(logp: Tensor, ref_logp: Tensor, ratio: Tensor, how: LossSettings) -> Tensor:
+        gap = (ref_logp - logp).clamp(-low, low)
+        kl = gap.exp() - gap - 1
+        return (kl if high is None else kl.clamp(-high, high)) * ratio
+
+    def push() -> float:
+        logp = torch.tensor([[-7.0]], dtype=torch.float64, requires_grad=True)
+        terms = policy_loss(
+            logp, logp.detach(), torch.zeros(1), torch.tensor([[True]]), totals=StepTotals(1, 1, 1),
+            settings=LossSettings(beta=1.0, kl_input_clamp=low, kl_output_clamp=high), ref_logp=logp.detach() + 6,
+        )  # fmt: skip
+        return float(torch.autograd.grad(terms.loss, logp)[0])
+
+    assert push() == 0.0
+    monkeypatch.setattr(losses, "_penalty", clamped_then_weighed)
+    assert push() == pytest.approx(142.4 if high is None else 10.0, abs=0.1)
+
+
+def test_at_sequence_level_a_kl_term_is_weighed_by_its_own_token() -> None:
+    """Two tokens that moved in opposite ways: the row's ratio is 1, theirs are not."""
+    logp = torch.tensor([[-1.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([[-1.5, -0.5]], dtype=torch.float64)
+    how = LossSettings(loss_type="gspo", beta=1.0, kl_estimator="k2")
+    terms = policy_loss(
+        logp, old, torch.zeros(1), torch.tensor([[True, True]]), settings=how, totals=StepTotals(1, 2, 2),
+        ref_logp=torch.full_like(logp, -2.0).detach(),
+    )  # fmt: skip
+    assert terms.loss.item() == pytest.approx((math.exp(0.5) + math.exp(-0.5)) / 2 * 0.5)
+
+
+def test_k3_is_no_rounding_where_policy_and_reference_nearly_agree() -> None:
+    gap = torch.tensor([1e-4, -1e-4, 1e-3], dtype=torch.float32)
+    found = estimate_kl(gap, "k3").tolist()
+    assert found == pytest.approx([5.0e-9, 5.0e-9, 5.0e-7], rel=1e-2)
+    assert (gap.exp() - gap - 1).tolist() != pytest.approx(found, rel=0.5), "the plain form is noise here"
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"loss_type": "gspo"}, {"loss_type": "cispo", "epsilon_high": 5.0}, {"delta": 4.0}]
+)
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+def test_a_ratio_that_overflows_is_harmless_where_a_clip_acts(how: dict[str, Any], advantage: float) -> None:
+    """Log-ratio 95 in float32: e^95 is infinite, and 0 times infinity was the gradient."""
+    logp = torch.tensor([[-1.0]], requires_grad=True)
+    terms = policy_loss(
+        logp, torch.tensor([[-96.0]]), torch.tensor([advantage]), torch.tensor([[True]]),
+        settings=LossSettings(**how), totals=StepTotals(1, 1, 1),
+    )  # fmt: skip
+    (gradient,) = torch.autograd.grad(terms.loss, logp)
+    if advantage < 0 and not {"delta", "epsilon_high"} & set(how):
+        assert not terms.loss.isfinite(), "no clip acts here: such a step is refused, not bounded in silence"
+        return
+    cap = how.get("delta", 0.0) if advantage < 0 else 1.2
+    weight, slope = (5.0, 5.0) if "epsilon_high" in how else (cap, 0.0)
+    assert terms.loss.item() == pytest.approx(-weight * advantage * (-1.0 if "epsilon_high" in how else 1.0))
+    assert gradient.item() == pytest.approx(-slope * advantage)
+    assert all(math.isfinite(value) for value in finish(terms.sums).values())
+
+
+@pytest.mark.parametrize("kind", ["sequence_truncate", "sequence_mask"])
+def test_a_sequence_weight_that_overflows_leaves_every_metric_finite_in_any_cut(kind: Any) -> None:
+    """4,000 tokens at 0.025 nats add up to 100: e^100 is no float32."""
+    rows, width = 3, 4000
+    mask = torch.ones(rows, width, dtype=torch.bool)
+    logp = torch.full((rows, width), -1.0, requires_grad=True)
+    sampler = logp.detach() - torch.tensor([[0.025], [0.0], [-0.025]])
+    how = LossSettings(correction=kind)
+
+    def run(part: slice) -> LossTerms:
+        return policy_loss(
+            logp[part], logp.detach()[part], torch.ones(rows)[part], mask[part], settings=how,
+            totals=StepTotals(rows, rows * width, width), sampler_logp=sampler[part],
+        )  # fmt: skip
+
+    whole = run(slice(None))
+    metrics = finish(whole.sums)
+    cut = finish(merge([run(slice(0, 1)).sums, run(slice(1, 3)).sums]))
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert cut == pytest.approx(metrics, rel=1e-6, abs=1e-7)
+    assert metrics["correction/overflow"] == 1.0
+    assert metrics["correction/raw_mean"] == pytest.approx((math.exp(20) + 1) / 3, rel=1e-5)
+    assert metrics["correction/log_mean"] == pytest.approx(0.0, abs=1e-3)
+    used = 3.0 if kind == "sequence_truncate" else 0.0
+    (gradient,) = torch.autograd.grad(whole.loss, logp)
+    assert gradient[:, 0].tolist() == pytest.approx([-used / 12000, -1 / 12000, 0.0], abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["token_mask", "sequence_mask"])
+def test_what_the_mask_rejects_stays_in_the_denominator_and_is_told(kind: Any) -> None:
+    """One row of two is rejected: the other pulls as hard as before, and the step is half of it."""
+    logp = torch.full((2, 4), -1.0, dtype=torch.float64, requires_grad=True)
+    mask, totals = torch.ones(2, 4, dtype=torch.bool), StepTotals(2, 8, 4)
+
+    def gradient(sampler: Tensor) -> tuple[Tensor, dict[str, float]]:
+        terms = policy_loss(
+            logp, logp.detach(), torch.ones(2), mask, settings=LossSettings(correction=kind), totals=totals,
+            sampler_logp=sampler,
+        )  # fmt: skip
+        return torch.autograd.grad(terms.loss, logp)[0], finish(terms.sums)
+
+    agreed, before = gradient(logp.detach())
+    strange = logp.detach().clone()
+    strange[1] -= 2.0
+    rejected, after = gradient(strange)
+    torch.testing.assert_close(rejected[0], agreed[0], rtol=0, atol=0)
+    assert not rejected[1].any()
+    assert rejected.sum() == agreed.sum() / 2
+    assert (before["correction/rejected_share"], after["correction/rejected_share"]) == (0.0, 0.5)

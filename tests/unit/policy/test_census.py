@@ -19,7 +19,7 @@ def test_moved_still_frozen_and_gradients_are_counted_apart() -> None:
     net["c"].requires_grad_(False)
     net["a"].weight.grad = torch.ones(3, 3)
     net["a"].bias.grad = torch.zeros(3)
-    with take_census(net, wanted=True) as counter, torch.no_grad():
+    with take_census(dict(net.named_parameters()), wanted=True) as counter, torch.no_grad():
         net["a"].weight.add_(1e-6)
         net["b"].bias[1] += 1e-7
         net["c"].weight.add_(1.0)
@@ -31,6 +31,6 @@ def test_moved_still_frozen_and_gradients_are_counted_apart() -> None:
 
 
 def test_a_census_that_nobody_wants_counts_nothing() -> None:
-    with take_census(layers(), wanted=False) as counter:
+    with take_census(dict(layers().named_parameters()), wanted=False) as counter:
         pass
     assert counter.result() is None

@@ -80,7 +80,7 @@ def test_another_shape_is_refused_with_both_shapes(
 
 def test_another_dtype_is_refused(original: Path, make_net: Any) -> None:
     other = GRPOLearner(make_net().to(torch.bfloat16), make_learner().settings)
-    refused(original, "is F32.*this model has BF16", other)
+    refused(original, "saved without float32 masters, this run trains with: another dtype", other)
 
 
 def test_a_run_without_the_reference_is_refused(original: Path) -> None:

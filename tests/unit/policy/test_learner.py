@@ -314,3 +314,86 @@ def test_weight_decay_leaves_norms_and_biases_alone(make_net: Any) -> None:
     learner = make(make_net("qwen2"), weight_decay=0.5)
     decayed = {id(p) for group in learner.optimiser.param_groups if group["weight_decay"] > 0 for p in group["params"]}
     assert decayed == {id(p) for n, p in learner.net.named_parameters() if not n.endswith(("norm.weight", "bias"))}
+
+
+# -- weights that overflow, and what the statistics are of ---------------------------------------------
+
+
+def strayed(samples: Sequence[TrainSample], by: float) -> list[TrainSample]:
+    """The first sample of every group, reported by an engine that thought each of its tokens less likely."""
+    return [dataclasses.replace(s, logprobs=tuple(p - by for p in s.logprobs)) if s.index == 0 else s for s in samples]
+
+
+@pytest.mark.parametrize("mode", ["sequence_truncate", "sequence_mask"])
+def test_a_sequence_weight_that_overflows_does_not_refuse_a_correct_step(
+    mode: Any, make_net: Any, sampled_groups: Sample
+) -> None:
+    """A summed log-difference of 100 and more is infinite in float32; clip and mask know what to do with that row."""
+    net = make_net()
+    samples = sampled_groups(net, REWARDS)
+    loss = LossSettings(correction=mode)
+    learner, tame = (make(net, loss, max_grad_norm=0.0, parity_tolerance=1e9) for _ in range(2))
+    seen = gradient(learner, strayed(samples, 100.0))
+    close(seen, gradient(tame, strayed(samples, 10.0)))  # large enough to be bounded, small enough to be a number
+    metrics = make(net, loss, parity_tolerance=1e9).learn(strayed(samples, 100.0)).metrics
+    assert metrics["correction/overflow"] == 2.0, "one row of each of the two groups that teach"
+    assert 1.0 < metrics["correction/raw_mean"] <= math.exp(20.0)
+    assert metrics["correction/log_mean"] > 25.0
+    assert all(math.isfinite(value) for value in metrics.values())
+    if mode == "sequence_mask":
+        assert 0.0 < metrics["correction/rejected_share"] < 1.0
+
+
+def test_planted_infinite_statistic_would_refuse_the_step(
+    make_net: Any, sampled_groups: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Teeth: with the bound of the statistic away, the learner refuses what it has the right gradient of."""
+    from surefoot.maths import losses
+
+    net = make_net()
+    samples = strayed(sampled_groups(net, REWARDS), 100.0)
+    monkeypatch.setattr(losses, "LARGEST_LOG", math.inf)
+    report = make(net, LossSettings(correction="sequence_mask"), parity_tolerance=1e9).learn(samples)
+    assert not report.applied
+    assert any("correction/raw_mean" in suspect for suspect in report.suspects)
+
+
+def test_scored_share_says_what_the_entropy_is_of(make_net: Any, sampled_groups: Sample) -> None:
+    """Two groups of four cannot move anything and are not scored; with a KL penalty every row is."""
+    net = make_net()
+    samples = sampled_groups(net, REWARDS)
+    tokens = [s.trained_tokens for s in samples]
+    moved = sum(n for n, s in zip(tokens, samples, strict=True) if s.advantage != 0)
+    metrics = make(net, microbatch_size=3).learn(samples).metrics
+    assert metrics["scored_share"] == pytest.approx(moved / sum(tokens))
+    assert metrics["scored_share"] < 1.0
+    assert metrics["trained_tokens"] == moved
+    assert make(net, LossSettings(beta=0.1)).learn(samples).metrics["scored_share"] == 1.0
+
+
+def test_a_step_that_scored_nothing_says_so_and_has_no_entropy(make_net: Any, sampled_groups: Sample) -> None:
+    net = make_net()
+    learner = make(net)
+    learner.learn(sampled_groups(net, [[1, 0]]))
+    metrics = learner.learn(sampled_groups(learner.net, [[1, 1], [0, 0]], version=1)).metrics
+    assert metrics["scored_share"] == 0.0
+    assert "entropy" not in metrics
+    assert "clip_ratio/region_mean" not in metrics
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_clip_ratios_are_of_all_rows_whether_or_not_they_were_scored(
+    level: Any, make_net: Any, sampled_groups: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same second pass with every row scored: the same shares."""
+    net = make_net()
+    samples, loss = sampled_groups(net, REWARDS), LossSettings(level=level, epsilon=1e-3)
+    lean, full = make(net, loss), make(net, loss)
+    monkeypatch.setattr(full, "_moves", lambda sample: True)
+    for learner in (lean, full):
+        learner.learn(samples)
+    one, two = (learner.learn(samples, iteration=1).metrics for learner in (lean, full))
+    shares = [name for name in two if name.startswith("clip_ratio/")]
+    assert max(two[name] for name in shares) > 0.1
+    assert {name: one[name] for name in shares} == pytest.approx({name: two[name] for name in shares}, abs=1e-6)
+    assert two["scored_share"] == 1.0 > one["scored_share"]

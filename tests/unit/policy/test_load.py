@@ -240,3 +240,17 @@ def test_every_refusal_happens_before_the_device_is_touched(
 
 
 _never: Callable[..., Any] = lambda *a, **k: pytest.fail("moved a model that is refused")  # noqa: E731
+
+
+def test_the_reader_of_gguf_files_draws_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import modeling_gguf_pytorch_utils as reader
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    plain = reader.tqdm
+    with load._bars_obey():
+        assert list(reader.tqdm([1, 2], desc="Converting")) == [1, 2]
+    assert capsys.readouterr().err == ""
+    assert reader.tqdm is plain, "it is given back"
+    list(reader.tqdm([1, 2], desc="Converting"))
+    assert "Converting" in capsys.readouterr().err, "its own bar does not listen to the switch"

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from surefoot.errors import InvariantError
 from surefoot.policy.schedule import learning_rate_at
 
 
@@ -44,3 +45,11 @@ def test_no_planned_step_has_a_rate_of_zero(kind: str, warmup: int) -> None:
 def test_the_rate_falls_strictly_after_warm_up(kind: str) -> None:
     got = rates(kind, warmup=2, steps=12)[2:]
     assert all(later < earlier for earlier, later in pairwise(got))
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("step", [0, -1, 5, 400])
+def test_a_step_outside_the_schedule_has_no_rate(kind: str, step: int) -> None:
+    """Behind its end a linear rate is negative: step 6 of 4 was -0.5 of the peak, and unlearned."""
+    with pytest.raises(InvariantError, match=f"optimiser step {step} has no learning rate"):
+        learning_rate_at(step, peak=2.0, kind=kind, warmup_steps=1, max_steps=4)

@@ -83,15 +83,23 @@ def test_a_learner_that_never_stepped_has_a_state_too(tmp_path: Path) -> None:
 def test_weights_in_half_precision_are_kept_to_the_bit(tmp_path: Path, make_net: Any) -> None:
     settings = make_learner().settings
     first, second = (GRPOLearner(make_net(seed=seed).to(torch.bfloat16), settings) for seed in (0, 1))
-    for parameter in first.net.parameters():
+    for parameter in first.trained().values():
         parameter.grad = torch.ones_like(parameter)
     first.optimiser.step()
+    assert first.masters is not None
+    first.masters.round_down()
     folder = save_training_checkpoint(first, make_tokenizer(), tmp_path / "step_0", step=0)
     load_training_checkpoint(second, folder)
     assert all(
         torch.equal(a, b)
         for a, b in zip(capture(first).weights.values(), capture(second).weights.values(), strict=True)
     )
+    masters, theirs = capture(first).masters, capture(second).masters
+    assert masters is not None
+    assert theirs is not None
+    assert all(torch.equal(value, theirs[name]) for name, value in masters.items())
+    assert any(bool((value.bfloat16().float() != value).any()) for value in masters.values())
+    assert len(capture(first).moments) > 10
     for name, kept in capture(first).moments.items():
         assert all(torch.equal(kept[key], capture(second).moments[name][key]) for key in kept)
 

@@ -121,7 +121,7 @@ def test_a_step_that_is_in_the_weights_is_not_repeated(tmp_path: Path) -> None:
 def test_results_of_a_driver_that_was_replaced_are_not_kept(tmp_path: Path) -> None:
     books = open_books(tmp_path, tasks(4))
     batch = books.draw(1, 2)
-    books.ledger.requeue([lease.item for lease in books._open[1][1]], "expired")
+    books.ledger.requeue([lease.item for lease in books._open[1].leases.values()], "expired")
     with pytest.raises(InvariantError, match="2 results are late"):
         books.keep(batch, played(batch))
     assert books.batches.find(1) is None, "nothing was journaled for them"
@@ -174,7 +174,13 @@ def check(folder: Path) -> None:
     books.keep(batch := books.draw(2, 2), played(batch))
     books = open_books(folder, tasks(6))
     books.ledger.rewind(0)
-    seen = [do(books, step, 2) for step in (1, 2, 3)]
+    seen = [do(books, step, 2) for step in (1, 2)]
+    with books.delivering(batch := books.draw(3, 2)) as finished:
+        finished(1, graded := played(batch)[1])
+    books = open_books(folder, tasks(6))
+    assert books.draw(3, 2).played == {1: graded}
+    seen.append(do(open_books(folder, tasks(6)), 3, 2))
+    books = open_books(folder, tasks(6))
     assert sorted(task for ids in seen for task in ids) == [f"t{i}" for i in range(6)]
     assert books.balance().leased == 0
     statuses = books.ledger.items()
@@ -188,12 +194,19 @@ def test_the_check_that_the_planted_bugs_break_is_green(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "name", "bug"),
     [
-        (RunBooks, "_lease_again", lambda self, step, items: []),
+        (RunBooks, "_lease_again", lambda self, step, items: {}),
+        (BatchLog, "seated", lambda self, step: {}),
         (BatchLog, "find", lambda self, step: None),
         (Ledger, "rewind", lambda self, step: []),
-        (Ledger, "complete", lambda self, leases: ["accepted"] * len(leases)),
+        (Ledger, "complete", lambda self, leases, durable=True: ["accepted"] * len(leases)),
     ],
-    ids=["a lease dropped on resume", "the journal is not asked", "no rewind", "nothing is delivered"],
+    ids=[
+        "a lease dropped on resume",
+        "graded groups are forgotten",
+        "the journal is not asked",
+        "no rewind",
+        "nothing is delivered",
+    ],
 )
 def test_planted_bugs_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: type, name: str, bug: Any

@@ -209,6 +209,42 @@ def test_the_budget_begins_anew_when_something_was_finished() -> None:
     running(scenario)
 
 
+@pytest.mark.parametrize(("start_s", "allowed"), [(0.0, False), (60.0, True)])
+def test_the_time_for_replacements_is_never_less_than_two_whole_starts(start_s: float, allowed: bool) -> None:
+    """An engine that takes a minute to start is not given up after thirty seconds."""
+
+    async def scenario(transport: FakeTransport) -> None:
+        fleet = await fleet_of(transport, engines=1, workers=1, limits=replace(QUICK, restart_timeout_s=30.0))
+        post = fleet.engines[0]
+        post.start_s = start_s
+        transport.engines[0].die()
+        await until(lambda: post.in_a_row == 1 and post.state == "serving")
+        post.unmanned_s += 90.0
+        transport.engines[0].die()
+        await until(lambda: fleet.failed.done() or (post.in_a_row == 2 and post.state == "serving"))
+        assert fleet.failed.done() != allowed
+        await fleet.close()
+
+    running(scenario)
+
+
+def test_the_time_that_a_process_served_is_no_time_of_replacing_it() -> None:
+    """Lost twice in a minute in which nothing was finished, and back at once each time: the run goes on."""
+
+    async def scenario(transport: FakeTransport) -> None:
+        fleet = await fleet_of(transport, engines=1, workers=1)
+        for _ in range(2):
+            dying = transport.workers[0]
+            dying.die()
+            await until(lambda dying=dying: fleet.workers[0].member not in (None, dying))  # type: ignore[misc]
+            await asyncio.sleep(0.5)
+        assert fleet.workers[0].in_a_row == 2
+        assert fleet.workers[0].unmanned_s < 0.5
+        await fleet.close()
+
+    running(scenario)
+
+
 def test_max_restarts_zero_means_the_first_loss_is_the_end() -> None:
     async def scenario(transport: FakeTransport) -> None:
         fleet = await fleet_of(transport, limits=replace(QUICK, max_restarts=0))

@@ -253,6 +253,37 @@ def test_answers_nobody_could_grade_are_left_out_of_every_mean() -> None:
     assert result.reward == pytest.approx((3 * 3 + 2 * 3) / 12)
 
 
+def test_every_task_has_a_score_of_its_own_in_the_order_of_the_tasks() -> None:
+    result = runtime(lambda r: Grade(float(r.task_id[1:]) + r.index, {}, None, float(r.index > 1))).evaluate(TASKS, 0)
+    assert result.scores["reward"] == (1.0, 2.0, 3.0, 4.0, 5.0), "the mean of three answers"
+    assert result.scores["accuracy"] == pytest.approx((1 / 3,) * 5)
+    graded = runtime(failing(2), max_failures=0.5).evaluate(TASKS, 0)
+    assert graded.scores["reward"] == (1.5, 1.0, 1.5, 1.0, 1.5), "of those that got a verdict"
+    lost = runtime(
+        lambda r: Grade(None, {}, "f:down") if r.task_id == "t1" else Grade(1.0, {}, None, 1.0), max_failures=0.5
+    )
+    assert lost.evaluate(TASKS, 0).scores["accuracy"] == (1.0, None, 1.0, 1.0, 1.0)
+
+
+def test_right_answers_are_counted_where_each_is_right_or_wrong_and_not_otherwise() -> None:
+    result = runtime().evaluate(TASKS, 0)
+    assert (result.right, result.metrics()["eval_right"]) == (5, 5.0)
+    marks = runtime(lambda r: Grade(1.0, {}, None, r.index / 100)).evaluate(TASKS, 0)
+    assert marks.right is None
+    assert "eval_right" not in marks.metrics()
+    assert marks.stderr == pytest.approx(0.00845 / 15**0.5, rel=1e-2), "of the marks, not of 15 coins"
+
+
+def test_answers_that_repeat_each_other_are_not_taken_for_as_many_tasks() -> None:
+    """Two of five tasks solved by all three of their answers: five coins were thrown, not fifteen."""
+    alike = runtime(lambda r: Grade(1.0, {}, None, float(r.task_id in ("t0", "t1")))).evaluate(TASKS, 0)
+    coins = (0.4 * 0.6 / 4) ** 0.5
+    assert (alike.accuracy, alike.n) == (0.4, 15)
+    assert alike.stderr == pytest.approx(coins)
+    marks = runtime(lambda r: Grade(1.0, {}, None, 0.5 * (r.task_id in ("t0", "t1")))).evaluate(TASKS, 0)
+    assert marks.stderr == pytest.approx(coins / 2)
+
+
 def test_all_right_is_not_certain() -> None:
     stderr = runtime(lambda r: Grade(1.0, {}, None, 1.0)).evaluate(TASKS, 0).stderr
     assert stderr is not None

@@ -294,6 +294,14 @@ def test_a_metric_decides_where_there_is_one_and_what_is_no_share_is_refused(tmp
         plain.learned([Group(one.task, one.id, (rollout,))])
 
 
+def test_what_a_loop_costs_is_not_taken_for_a_task_that_was_not_solved(tmp_path: Path) -> None:
+    curriculum = SuccessCurriculum(5)
+    one = group(TASKS["half1"], 1, 0)
+    looped = dataclasses.replace(one.rollouts[0], reward=0.7, reward_parts={"f": 1.0, "repetition-cost": -0.3})
+    SuccessPlan(TASKS, curriculum, seed=5, metric=None).learned([Group(one.task, one.id, (looped,))])
+    assert curriculum.rate("half1") == 1.0
+
+
 def test_what_the_plan_knows_of_a_batch_is_told(tmp_path: Path) -> None:
     mine = success_books(tmp_path, SuccessCurriculum(5))
     mine.draw(1, 3)

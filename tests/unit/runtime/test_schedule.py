@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.config import Config
+from surefoot.config_schedule import Schedule, compute_schedule, schedule_of
 from surefoot.errors import ConfigError
-from surefoot.runtime.schedule import Schedule, allowance, compute_schedule, lead, owed, schedule_of
+from surefoot.runtime.schedule import allowance, owed
 
 
 def schedule(**sizes: Any) -> Schedule:
@@ -25,6 +26,11 @@ def schedule(**sizes: Any) -> Schedule:
 
 def configured(**keys: Any) -> Config:
     return Config(model="pebble", tasks="builtin:sums", importance_sampling_correction=True, **keys)
+
+
+def lead(config: Config) -> int:
+    """Groups that may be under way at any time of the run: what is allowed when engines are furthest behind."""
+    return allowance(config, schedule_of(config).required_staleness)
 
 
 # -- cadences -------------------------------------------------------------------------

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_kit import SAMPLING, TASK, Box, Graders, Kit, call, codec, play, tokenizer
 
+from surefoot.envs import single_turn
+from surefoot.envs.judges import GradingRules
+from surefoot.envs.rewards.marks import Mark
+from surefoot.envs.rewards.reward_pool import RewardPool
 from surefoot.envs.tools import ToolLimits
 from surefoot.errors import EngineError, InvariantError, ToolError, ToolFailedError
 from surefoot.guards.invariants import check_groups, check_samples
@@ -151,11 +156,64 @@ def test_every_budget_ends_a_rollout_by_name(limits: ToolLimits, says, ended: st
     kit = Kit(calculator)
     for rollout in rollouts_of(play(says, kit, limits=limits, sampling=sampling)):
         assert (rollout.ended, len(rollout.turns), rollout.failure) == (ended, turns, None)
-        assert rollout.reward == 1.0, "it is graded for what it did"
+        assert rollout.reward == 1.0, "the budget itself costs nothing; what a loop costs is shown below"
+        assert (rollout.seconds or 0) > 0
         if ended.startswith("max"):
             assert {c.outcome for c in rollout.turns[-1].calls} == {"refused"}
     asked = {len(box.asked) for box in kit.boxes.values()}
     assert asked == {{"max_turns": 2, "max_calls": 4}.get(ended, 0)}
+
+
+LOOPS = {"repetition": "so the answer is so " * 100, "length": "so the answer is so " * 300}
+"""By how the rollout ends: a loop that stopped by itself, and one that only the limit stopped."""
+
+
+@pytest.mark.parametrize("ended", LOOPS)
+@pytest.mark.parametrize(
+    ("rule", "reward", "failure", "parts"),
+    [
+        ("penalise", 0.75, None, {"rule": 1.0, "repetition-cost": -0.25}),
+        ("invalid", None, "repetition", {"rule": 1.0}),
+        ("off", 1.0, None, {"rule": 1.0}),
+    ],
+)
+def test_a_looping_turn_is_penalised_or_invalid_as_the_key_says(
+    ended: str, rule: Any, reward: float | None, failure: str | None, parts: dict[str, float]
+) -> None:
+    """Through the graders of a run; a sibling that does not loop is left alone."""
+    graders = graders_of(GradingRules(repetition=rule, repetition_cost=0.25))
+    sampling = dataclasses.replace(SAMPLING, max_completion_length=2400)
+    limits = ToolLimits(max_turns=3, stop_loops=rule != "off")
+
+    def says(request: Request, context: str) -> str:
+        return LOOPS[ended] if request.id.endswith("/1") else "42"
+
+    (played,) = play(says, Kit(calculator), limits=limits, sampling=sampling, graders=graders)
+    good, looped = played.group.rollouts
+    assert (good.reward, good.failure, good.reward_parts) == (1.0, None, {"rule": 1.0})
+    assert (looped.reward, looped.failure, looped.reward_parts) == (reward, failure, parts)
+    assert looped.ended == ("answered" if (rule, ended) == ("off", "repetition") else ended)
+    assert len(looped.turns) == 1, "the turn stays on the record"
+    assert read_group(group_record(played.group), {TASK.id: TASK}) == played.group
+
+
+def test_planted_loops_that_nobody_looks_for_earn_full_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Teeth: with the look cut out, the loop is paid like an answer, and the test above would be red."""
+    monkeypatch.setattr(single_turn, "after_repetition", lambda grade, rollout, rules: grade)
+    graders = graders_of(GradingRules(repetition="penalise"))
+    sampling = dataclasses.replace(SAMPLING, max_completion_length=2400)
+    (played,) = play(lambda r, c: LOOPS["repetition"], Kit(calculator), sampling=sampling, graders=graders)
+    assert [rollout.reward for rollout in played.group.rollouts] == [1.0, 1.0]
+
+
+def graders_of(rules: GradingRules) -> Any:
+    """The environment of a run, on a pool that finds everything right."""
+
+    class Pool(RewardPool):
+        def score(self, jobs: Any, tell: Any = None) -> list[dict[str, Mark]]:
+            return [{"rule": Mark(1.0, None)} for job in jobs for _ in range(job.size)]
+
+    return single_turn.SingleTurnEnvironment(Pool({"rule": print}), {"rule": 1.0}, rules=rules)
 
 
 def test_a_full_context_ends_a_rollout_with_the_turns_it_has() -> None:

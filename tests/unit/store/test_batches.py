@@ -22,9 +22,30 @@ def a_group(task: str, step: int) -> Group:
 
 
 def add(log: BatchLog, step: int, names: str = "ab") -> list[Group]:
-    groups = [a_group(name, step) for name in names]
-    log.append(step, [Item(name, step) for name in names], groups)
+    groups = {Item(name, step): a_group(name, step) for name in names}
+    log.deliver(groups)
+    log.compose(step, list(groups))
+    return list(groups.values())
+
+
+def write_as_before(folder: Path, step: int, names: str) -> list[Group]:
+    """A batch as older versions wrote it: its groups and their composition at once."""
+    groups, path = [a_group(name, step) for name in names], folder / "batches_0.journal"
+    with Journal.open(path) if path.exists() else Journal.create(path) as journal:
+        batch = {"event": "batch", "step": step, "items": [[name, step] for name in names]}
+        journal.append_all([*map(group_record, groups), batch])
     return groups
+
+
+def test_batches_of_older_versions_are_read_and_new_ones_may_follow(tmp_path: Path) -> None:
+    old = write_as_before(tmp_path, 1, "ab")
+    log = BatchLog(tmp_path)
+    new = add(log, 2, "c")
+    log.close()
+    older = write_as_before(tmp_path, 3, "def")
+    again = BatchLog(tmp_path)
+    assert [again.load(step, TASKS) for step in (1, 2, 3)] == [old, new, older]
+    assert again.delivered() == []
 
 
 def test_a_batch_is_there_after_the_log_was_left_open(tmp_path: Path) -> None:
@@ -37,7 +58,7 @@ def test_a_batch_is_there_after_the_log_was_left_open(tmp_path: Path) -> None:
 
 
 def test_groups_without_their_batch_are_what_a_crash_left_and_count_for_nothing(tmp_path: Path) -> None:
-    BatchLog(tmp_path).append(1, [Item("a", 0)], [a_group("a", 1)])
+    write_as_before(tmp_path, 1, "a")
     with Journal.open(tmp_path / "batches_0.journal") as journal:
         journal.append(group_record(a_group("e", 9)))
         journal.append(group_record(a_group("f", 9)))
@@ -65,8 +86,8 @@ def test_a_step_has_one_batch(tmp_path: Path) -> None:
     add(log, 1)
     with pytest.raises(InvariantError, match="step 1 has a batch"):
         add(log, 1)
-    with pytest.raises(InvariantError, match="items and groups differ"):
-        log.append(2, [Item("b", 0)], [a_group("a", 2)])
+    with pytest.raises(InvariantError, match="was delivered with a group of a"):
+        log.deliver({Item("b", 0): a_group("a", 2)})
     assert BatchLog(tmp_path).steps() == [1]
 
 

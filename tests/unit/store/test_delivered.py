@@ -9,7 +9,8 @@ import pytest
 
 from surefoot.errors import InvariantError, StateError
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.store.batches import BatchLog
+from surefoot.store.batches import BatchLog, Seat
+from surefoot.store.group_records import group_record
 from surefoot.store.journal import Journal
 from surefoot.store.ledger_records import Item
 
@@ -55,14 +56,36 @@ def test_the_last_delivery_of_an_item_counts(tmp_path: Path) -> None:
     assert BatchLog(tmp_path).load(1, TASKS) == [group(1, payload=6), group(2)]
 
 
-def test_both_kinds_of_batches_may_follow_each_other(tmp_path: Path) -> None:
+def test_groups_of_a_batch_that_is_not_whole_keep_their_seats(tmp_path: Path) -> None:
     log = BatchLog(tmp_path)
-    log.append(1, [item(0)], [group(0)])
-    log.deliver({item(1): group(1)})
-    log.append(2, [item(2), item(3)], [group(2), group(3)])
-    log.compose(3, [item(1)])
-    again = BatchLog(tmp_path)
-    assert [again.load(step, TASKS) for step in (1, 2, 3)] == [[group(0)], [group(2), group(3)], [group(1)]]
+    log.deliver({item(2): group(2), item(0): group(0)}, {item(2): Seat(5, 1), item(0): Seat(5, 3)})
+    log.deliver({item(7): group(7)})
+    for seen in (log, BatchLog(tmp_path)):
+        assert seen.seated(5) == {1: item(2), 3: item(0)}
+        assert seen.seated(4) == {}
+        assert seen.read_delivered([item(0)], TASKS) == [group(0)]
+    log.compose(5, [item(2), item(0)])
+    assert log.seated(5) == BatchLog(tmp_path).seated(5) == {}
+
+
+def test_what_was_given_up_stays_so_and_may_come_again(tmp_path: Path) -> None:
+    log = BatchLog(tmp_path)
+    log.deliver({item(1): group(1, payload=5), item(2): group(2)}, {item(1): Seat(3, 0), item(2): Seat(3, 1)})
+    log.give_up([item(1), item(6)])
+    for seen in (log, BatchLog(tmp_path)):
+        assert (seen.delivered(), seen.seated(3)) == ([item(2)], {1: item(2)})
+    log.deliver({item(1): group(1, payload=6)}, {item(1): Seat(3, 0)})
+    log.compose(3, [item(1), item(2)])
+    assert BatchLog(tmp_path).load(3, TASKS) == [group(1, payload=6), group(2)]
+
+
+@pytest.mark.parametrize("seat", [[1], [1, 2, 3], ["1", 0], [-1, 0], None])
+def test_a_seat_that_is_none_is_refused(tmp_path: Path, seat: object) -> None:
+    BatchLog(tmp_path).deliver({item(1): group(1)})
+    with Journal.open(tmp_path / "batches_0.journal") as journal:
+        journal.append(group_record(group(2)) | {"item": list(item(2)), "seat": seat})
+    with pytest.raises(StateError):
+        BatchLog(tmp_path)
 
 
 def test_what_was_never_delivered_and_a_second_batch_for_a_step_are_refused(tmp_path: Path) -> None:
@@ -117,16 +140,12 @@ def test_a_batch_that_leans_on_a_file_that_is_gone_is_nobodys_and_the_rest_is_re
         assert seen.read_delivered([item(2)], TASKS) == [group(2)]
 
 
-@pytest.mark.parametrize("kind", ["append", "deliver"])
-def test_a_save_while_journaled_steps_are_repeated_takes_none_of_them_away(kind: str, tmp_path: Path) -> None:
+def test_a_save_while_journaled_steps_are_repeated_takes_none_of_them_away(tmp_path: Path) -> None:
     """The run died after step 4 without a checkpoint; going on, it saves after step 1 and after step 2."""
     log = BatchLog(tmp_path)
     for i in range(1, 5):
-        if kind == "append":
-            log.append(i, [item(i)], [group(i)])
-        else:
-            log.deliver({item(i): group(i)})
-            log.compose(i, [item(i)])
+        log.deliver({item(i): group(i)})
+        log.compose(i, [item(i)])
     again = BatchLog(tmp_path)
     for step in (1, 2):
         again.roll(step)

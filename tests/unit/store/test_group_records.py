@@ -56,6 +56,18 @@ def record() -> dict[str, Any]:
     )
 
 
+def test_clocks_come_back_and_stand_apart_from_what_runs_are_compared_by() -> None:
+    turn = Turn((1, 2), (3,), (-0.5,), 0)
+    timed = Rollout("a", "g", 0, (turn,), 1.0, seconds=0.1 + 0.2, grading_seconds={"f": 1e-7})
+    kept = group_record(Group(TASKS["a"], "g", (timed, Rollout("a", "g", 1, (turn,), 0.0))))
+    again = read_group(frames.decode(frames.encode(kept), "here"), TASKS).rollouts
+    assert [(r.seconds, dict(r.grading_seconds)) for r in again] == [(0.1 + 0.2, {"f": 1e-7}), (None, {})]
+    assert {name: value for name, value in kept.items() if name != "clock"} == record()
+    for broken in ([[0.5, {}]], [[0.5, {}], [-1.0, {}]], [[0.5, {}], [0.5, 3]], [[0.5], [0.5]], [["x", {}], [1.0, {}]]):
+        with pytest.raises(StateError, match="cannot be read"):
+            read_group(kept | {"clock": broken}, TASKS)
+
+
 def test_siblings_share_their_prompt() -> None:
     assert record()["prompts"] == [[1, 2]]
 

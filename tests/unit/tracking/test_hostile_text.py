@@ -26,6 +26,8 @@ class Outcome:
     verdict: Verdict
     reasons: tuple[str, ...]
     run_dir: Path
+    evaluate_with: str = ""
+    seconds: float | None = None
 
 
 def show_everything(view: View, tmp_path: Path) -> None:

@@ -67,6 +67,16 @@ def test_each_step_is_there_once_per_kind_and_in_order(tmp_path: Path) -> None:
             log.log(1, {"loss": 2.0})
 
 
+def test_an_evaluation_of_sets_alone_is_an_evaluation(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path / "metrics.jsonl") as log:
+        log.log(1, {"loss": 1.0})
+        log.log(1, {"eval/exam/accuracy": 0.2, "eval/exam/pass@4": 0.5, "timing/eval": 0.5})
+        with pytest.raises(StateError, match=r"step 1 \(eval\)"):
+            log.log(1, {"eval/exam/accuracy": 0.3})
+        with pytest.raises(StateError, match="not registered"):
+            log.log(2, {"eval/exam/acuracy": 0.3})
+
+
 @pytest.mark.parametrize("step", [-1, True, 1.0, "1", None])
 def test_a_step_is_a_whole_number(tmp_path: Path, step: Any) -> None:
     with MetricsLog(tmp_path / "metrics.jsonl") as log, pytest.raises(StateError):

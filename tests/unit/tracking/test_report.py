@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import stat
 from html.parser import HTMLParser
 from pathlib import Path
@@ -329,6 +330,44 @@ def test_many_tracks_are_cut_and_counted_with_numbers_in_order() -> None:
     assert text.index(">loop<") < text.index(">worker-2<") < text.index(">worker-10<")
 
 
+def _at_home(folder: Path) -> Path:
+    """A run of somebody whose files lie in folders of their own, outside of any checkout."""
+    run = a_run(folder / "my run", text="")
+    home = "/srv/of jo/secret project"
+    (run / "config.toml").write_text(
+        f'model = "{home}/models/qwen"\ntasks = "{home}/data/mine.jsonl"\nreward_funcs = ["{home}/data/r.py:score"]\n'
+    )
+    (run / "environment.json").write_text(json.dumps({"python": "3.11", "git": {"commit": None, "dirty": None}}))
+    verdict = {"status": "INCOMPLETE", "reasons": ["saved in /srv/jo/runs/mine/checkpoints/step_3 (asked to)"]}
+    (run / "verdict.json").write_text(json.dumps(verdict))
+    one = {"task": "t", "prompt": "p", "version": 3, "rollout": 0, "reward": 1.0, "finish_reason": "stop"}
+    rows = [
+        one | {"text": "", "completion_ids": [7]},
+        one | {"text": " ", "completion_ids": [7, 8], "reward": 0.0},
+        one | {"text": "x", "ended": "answered", "turns": [{"text": "x", "completion_ids": [7]}], "reward": 0.5},
+    ]
+    (run / "rollouts" / "step_12.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+def test_a_page_for_others_has_no_folders_of_ours_and_says_one_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _at_home(tmp_path)
+    text = write_report(run).read_text(encoding="utf-8")
+    words = Page(text).words
+    for told in (
+        "…/models/qwen", "…/data/mine.jsonl", "…/data/r.py:score", "saved in …/checkpoints/step_3 (asked to)",
+        "1 token", "2 tokens", "1 turn", "turn 1, 1 token, trained", "answered", "ended by stop",
+        "(empty)", "(white space only)", "from my run",
+    ):  # fmt: skip
+        assert told in words, told
+    for wrong in ("/srv/", "secret project", str(tmp_path), "None", "1 tokens", "1 turns", "ended by answered"):
+        assert wrong not in text, wrong
+    monkeypatch.setattr("surefoot.tracking.report_summary.local", str)
+    assert "/srv/of jo" in write_report(run).read_text(encoding="utf-8"), "a path that is not cut is seen"
+
+
 def test_short_texts_are_cut_and_escaped() -> None:
     assert esc("<a>" * 2) == "&lt;a&gt;&lt;a&gt;"
     assert esc("x" * 600).endswith(" …")
@@ -345,3 +384,35 @@ def test_the_command_writes_where_it_is_told_and_exits_3_for_no_run(tmp_path: Pa
     done = CliRunner().invoke(app, ["report", str(run), "--output", str(tmp_path / "my page.html")])
     assert (done.exit_code, (tmp_path / "my page.html").exists(), (run / "report.html").exists()) == (0, True, False)
     assert CliRunner().invoke(app, ["report", str(tmp_path / "none")]).exit_code == 3
+
+
+def one_evaluation(folder: Path, step: int, **row: float) -> str:
+    """The page of a run with this evaluation alone, and one step."""
+    a_run(folder)
+    rows = [{"step": 1, "reward": 0.0}, {"step": step, "eval_n": 9.0} | row]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return render(read_run(folder))
+
+
+@pytest.mark.parametrize(("step", "when"), [(0, "before training"), (1, "after step 1")])
+def test_one_evaluation_of_few_answers_is_one_count_on_the_page(tmp_path: Path, step: int, when: str) -> None:
+    page = one_evaluation(tmp_path / "run", step, eval_accuracy=5 / 9, eval_right=5.0, eval_accuracy_stderr=0.17)
+    assert f"<b>5 of 9</b><span>held-out accuracy, measured once, {when}</span>" in page
+    assert '<span class="now">5 of 9</span>' in page, "and beside its curve"
+    assert "<b>0</b><span>training reward</span>" in page
+    assert "→ 0" not in page
+
+
+@pytest.mark.parametrize("step", [0.0, 1.0, 7.0])
+def test_the_axes_of_a_single_point_show_no_step_and_no_share_below_0(step: float) -> None:
+    """A run has no step -1, and what cannot be negative has no axis below 0."""
+    for chart in (
+        Chart("x", [Curve("x", [(step, 0.0)])]),
+        Chart("x", [Curve("x", [(step, 0.0)], [0.125])], floor=0.0),
+        Chart("x", [Curve("x", [(step, 0.002)], [0.125])], floor=0.0),
+    ):
+        ticks = [float(tick) for tick in re.findall(r'class="tick"[^>]*>([^<]+)<', draw(chart))]
+        assert len(ticks) > 2
+        assert min(ticks) >= 0.0, ticks
+    below = [float(t) for t in re.findall(r'class="tick"[^>]*>([^<]+)<', draw(Chart("x", [Curve("x", [(1.0, -2.0)])])))]
+    assert min(below) < 0.0, "a reward may be negative"

@@ -122,6 +122,16 @@ def test_numbers_that_are_not_finite_are_left_out_and_never_zero() -> None:
     assert len(plain(list(range(10**5)))) == module.MAX_ITEMS
 
 
+def test_few_held_out_answers_are_shown_as_a_count(run: Path) -> None:
+    board = Board(max_steps=9)
+    board.evaluated(0, {"eval_accuracy": 5 / 9, "eval_right": 5.0, "eval_n": 9.0, "eval_reward": 0.5})
+    put(run, "status.json", board.facts())
+    assert "held-out accuracy 5 of 9" in shown(run)
+    board.evaluated(1, {"eval_accuracy": 0.5, "eval_right": 40.0, "eval_n": 80.0})
+    put(run, "status.json", board.facts())
+    assert "held-out accuracy 0.5" in shown(run)
+
+
 def test_live_sources_go_over_what_steps_said_but_not_with_nothing() -> None:
     board = Board(max_steps=9)
     board.step(1, {"async/queue": 1.0, "async/staleness_mean": 0.5})

@@ -11,6 +11,7 @@ from tool_kit import Box, Kit, call, play
 from surefoot.assemble.hooks import _lines
 from surefoot.loop_notes import PATIENCE, ToolAlarms
 from surefoot.protocols import Request, ToolAnswer
+from surefoot.records import Group, Rollout, Task, ToolCall, Turn
 from surefoot.tracking.metrics import lookup
 from surefoot.tracking.report_rollouts import rollouts
 from surefoot.tracking.summary import group_metrics
@@ -47,8 +48,6 @@ def test_an_error_of_the_tool_counts_as_a_failed_call() -> None:
 
 
 def test_runs_without_tools_have_no_such_numbers() -> None:
-    from surefoot.records import Group, Rollout, Task, Turn
-
     turn = Turn((1,), (2,), (-0.5,), 0)
     metrics = group_metrics([Group(Task("t", "?"), "g", (Rollout("t", "g", 0, (turn,), reward=1.0),))])
     assert not any(name.startswith(("tools/", "num_turns/")) for name in metrics)
@@ -56,7 +55,7 @@ def test_runs_without_tools_have_no_such_numbers() -> None:
 
 def test_tools_that_nobody_calls_are_told_once_after_some_patience() -> None:
     alarms = ToolAlarms()
-    said = [list(alarms.step({"tools/called_share": 0.0})) for _ in range(2 * PATIENCE)]
+    said = [list(alarms.step({"tools/called_share": 0.0}, [])) for _ in range(2 * PATIENCE)]
     assert [bool(each) for each in said] == [False] * (PATIENCE - 1) + [True] + [False] * PATIENCE
     assert "no rollout has called a tool" in said[PATIENCE - 1][0][0]
 
@@ -64,16 +63,52 @@ def test_tools_that_nobody_calls_are_told_once_after_some_patience() -> None:
 def test_one_call_in_a_while_keeps_the_alarm_quiet() -> None:
     alarms = ToolAlarms()
     for step in range(4 * PATIENCE):
-        assert not list(alarms.step({"tools/called_share": 0.01 if step % PATIENCE == 0 else 0.0}))
-    assert not list(alarms.step({}))
+        assert not list(alarms.step({"tools/called_share": 0.01 if step % PATIENCE == 0 else 0.0}, []))
+    assert not list(alarms.step({}, []))
+
+
+def told(alarms: ToolAlarms, steps: str) -> list[int]:
+    """Steps at which failing calls were told of: `b` is mostly bad calls, `g` good ones, `h` half, `q` none."""
+    groups = {kind: [called(*outcomes)] for kind, outcomes in
+              {"b": ("error", "refused", "ok"), "g": ("ok",), "h": ("ok", "error"), "q": ()}.items()}  # fmt: skip
+    said = [list(alarms.step({"tools/called_share": 1.0}, groups[kind])) for kind in steps]
+    return [step for step, pairs in enumerate(said, 1) if any("tool calls keep failing" in what for what, _ in pairs)]
+
+
+def called(*outcomes: str) -> Group:
+    calls = tuple(ToolCall("tool", "{}", "said", outcome) for outcome in outcomes)
+    turn = Turn((1,), (2,), (-0.5,), 0, calls=calls)
+    return Group(Task("t", "?"), "g", (Rollout("t", "g", 0, (turn,), reward=1.0, ended="answered"),))
 
 
 def test_many_failed_calls_are_told_once() -> None:
-    alarms = ToolAlarms()
-    bad = {"tools/called_share": 1.0, "tools/failure_frequency": 0.75}
-    assert [len(list(alarms.step(bad))) for _ in range(PATIENCE + 2)] == [0] * (PATIENCE - 1) + [1, 0, 0]
-    half = ToolAlarms()
-    assert not any(list(half.step(bad | {"tools/failure_frequency": 0.5})) for _ in range(3 * PATIENCE))
+    assert told(ToolAlarms(), "b" * 12) == [PATIENCE]
+    assert told(ToolAlarms(), "h" * 30) == told(ToolAlarms(), "g" * 30) == []
+    said = list(ToolAlarms(asked=4, calls=12, failed=8).step({"tools/called_share": 1.0}, [called("error")]))
+    assert said[0][0].startswith("tool calls keep failing: 9 of 13 in this run were refused or answered with an error")
+
+
+def test_one_quiet_or_good_step_does_not_begin_the_count_anew() -> None:
+    assert told(ToolAlarms(), "bbbbqb") == [6], "nobody called in step 5"
+    assert told(ToolAlarms(), "bbbbgb") == [5], "13 calls by then, 8 of them failed"
+    assert told(ToolAlarms(), "bqbqbqbqb") == [9]
+
+
+def test_tools_that_break_late_in_a_long_run_are_told_of_too() -> None:
+    assert told(ToolAlarms(), "g" * 400 + "bbbgbbb") == [407], "a share of the whole run would take hundreds of steps"
+
+
+def test_planted_bug_a_count_that_begins_anew_misses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ToolAlarms._count
+
+    def forgetful(self: ToolAlarms, groups: Any) -> None:
+        before = self.failed
+        real(self, groups)
+        if self.failed == before:
+            self.asked = self.calls = self.failed = self.failing = 0
+
+    monkeypatch.setattr(ToolAlarms, "_count", forgetful)
+    assert told(ToolAlarms(), "bbbbqbbbbq") == []
 
 
 def test_the_report_shows_turns_calls_masks_and_rewards_by_part() -> None:
@@ -82,7 +117,7 @@ def test_the_report_shows_turns_calls_masks_and_rewards_by_part() -> None:
     page = rollouts([(1, rows)])
     assert "<script>" not in page
     for shown in ("turn 1", "turn 2", "tokens, trained", "tokens read, masked", "tool (ok)", "nobody (refused)",
-                  "rollout ended by answered", "2 turns", "&lt;script&gt;"):  # fmt: skip
+                  "<span>answered</span>", "2 turns", "&lt;script&gt;"):  # fmt: skip
         assert shown in page, shown
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.console import Console
 from surefoot.config_load import load_config
 from surefoot.records import Verdict
 from surefoot.tracking.console import PlainView, RichView, View, batch_arithmetic, open_view
-from surefoot.tracking.view import History
+from surefoot.tracking.view import History, best_text
 
 STEP = {"reward": 0.5, "kl": 0.0, "entropy": 1.25, "completions/mean_length": 4.0, "tokens_per_second": 1234.5}
 STEP |= {"frac_reward_zero_std": 0.25, "clip_ratio/region_mean": 0.125, "num_tokens": 100.0}
@@ -25,6 +26,8 @@ class Ended:
     run_dir: Path
     verdict: Verdict = Verdict.PASS
     reasons: tuple[str, ...] = ("eval_accuracy 0.9 reached 0.85",)
+    evaluate_with: str = ""
+    seconds: float | None = None
 
 
 def play(view: View, run_dir: Path) -> None:
@@ -96,7 +99,7 @@ def test_the_live_part_shows_numbers_curves_and_time_left(run_dir: Path) -> None
     view = RichView(10, console)
     view.history.step(1, STEP)
     view.history.step(2, STEP | {"reward": 0.75})
-    view.history.evaluated(EVAL)
+    view.history.evaluated(2, EVAL)
     with console.capture() as capture:
         console.print(view._frame())
     text = capture.get()
@@ -183,7 +186,7 @@ def test_the_batch_arithmetic_multiplies() -> None:
     assert "160 task visits = 0.2 epochs" in text
     assert "at most 10240 tokens" in text
     assert "800 to train on, 100 held out" in text
-    assert "100 tasks x 1 answers" in text, "no more than there are"
+    assert "100 tasks x 1 answer" in text, "no more than there are"
     assert "1,095,680 parameters" in text
     assert "target reward >= 1.0" in text
 
@@ -198,3 +201,65 @@ def test_a_resumed_run_shows_the_whole_run_and_not_only_its_last_life() -> None:
     assert stream.getvalue().splitlines()[0] == "resumed after step 1 of 4"
     assert (view.history.rewards, view.history.accuracies, view.history.tokens) == ([0.25, 0.5], [0.1], 15.0)
     assert "step" not in view.history.last
+
+
+def test_a_run_that_ended_before_says_how_long_it_took_then(tmp_path: Path) -> None:
+    out = io.StringIO()
+    PlainView(3, out).finish(Ended(tmp_path, seconds=3723.0))
+    assert "PASS  after 0 of 3 steps in 1h 02m" in out.getvalue()
+
+
+# -- numbers that are not more than they are ---------------------------------------------------------
+
+FEW = {"eval_accuracy": 5 / 9, "eval_accuracy_stderr": 0.17, "eval_right": 5.0, "eval_n": 9.0}
+
+
+def ended(run_dir: Path, *evaluations: tuple[int, dict[str, float]]) -> str:
+    stream = io.StringIO()
+    view = PlainView(10, stream)
+    for step, metrics in evaluations:
+        view.evaluated(step, metrics)
+    view.step(10, STEP)
+    view.finish(Ended(run_dir))
+    return stream.getvalue()
+
+
+def test_few_answers_are_a_count_and_many_a_share(run_dir: Path) -> None:
+    text = ended(run_dir, (0, FEW), (10, FEW | {"eval_accuracy": 2 / 9, "eval_right": 2.0}))
+    assert "  held-out accuracy 5 of 9  answers 9\n" in text, "a count needs no standard error"
+    assert "  held-out accuracy  5 of 9 -> 2 of 9\n" in text
+    many = {"eval_accuracy": 0.25, "eval_accuracy_stderr": 0.05, "eval_right": 20.0, "eval_n": 80.0}
+    assert "  held-out accuracy  0.25 -> 0.25\n" in ended(run_dir, (0, many), (10, many))
+
+
+def test_a_mean_of_marks_between_0_and_1_is_no_count(run_dir: Path) -> None:
+    """0.002 of 4 answers: nobody counted right ones, so none are claimed."""
+    text = ended(run_dir, (0, {"eval_accuracy": 0.002, "eval_accuracy_stderr": 0.001, "eval_n": 4.0}))
+    assert "held-out accuracy 0.002 +- 0.001  answers 4" in text
+    assert "of 4" not in text
+
+
+@pytest.mark.parametrize(("step", "when"), [(0, "before training"), (10, "after step 10")])
+def test_one_evaluation_is_shown_as_one(run_dir: Path, step: int, when: str) -> None:
+    text = ended(run_dir, (step, EVAL | {"eval_accuracy": 0.0}))
+    assert f"  held-out accuracy  0  (measured once, {when})\n" in text
+    assert "0 -> 0" not in text
+    assert "  reward             0.5\n" in text, "and so is one step"
+
+
+@pytest.mark.parametrize(
+    ("best", "said"),
+    [
+        ({"step": 4, "value": 2 / 9, "checkpoint": "checkpoints/step_4"}, "2 of 9 at step 4  (checkpoints/step_4)"),
+        ({"step": 4, "value": 2 / 9, "checkpoint": None}, "2 of 9 at step 4  (not kept)"),
+        ({"step": 0, "value": 5 / 9, "checkpoint": None}, "the model it began with: eval_accuracy 5 of 9 before"),
+    ],
+    ids=str,
+)
+def test_the_best_is_named_and_never_one_that_is_worse_than_the_start(best: dict[str, Any], said: str) -> None:
+    line = best_text({"metric": "eval_accuracy", "before_training": 5 / 9} | best, FEW)
+    assert line.startswith("best  ")
+    assert said in line
+    assert "of 9" not in best_text({"metric": "eval_reward", "before_training": None} | best, FEW), (
+        "no share of answers"
+    )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from surefoot.data.heldout import HeldoutLeakError, Leak, is_heldout
+from surefoot.data.heldout import HeldoutLeakError, Leak, is_heldout, side_key
 from surefoot.data.large.order import IndexStream
 from surefoot.data.large.streaming import StreamingDataset
 from surefoot.data.tasks import Border, fingerprint
@@ -113,17 +113,18 @@ class TasksById(Mapping[str, Task]):
 
 
 class HeldoutRule:
-    """A border that knows the rule and no list: what `split_heldout(fraction)` holds out is refused.
+    """A border that knows the rule and no list: what `split_heldout` holds out by the same rule is refused.
 
-    Prompts that would be on both sides were refused by the split itself.
+    Prompts that would be on both sides, and near-duplicates, are dealt with where a run divides its tasks.
     """
 
-    def __init__(self, fraction: float) -> None:
-        self.fraction = fraction
+    def __init__(self, fraction: float, *, seed: int = 0, group: str | None = None) -> None:
+        self.fraction, self.seed, self.group = fraction, seed, group
 
     def refuse(self, tasks: Iterable[Task], *, near: bool = True) -> None:
         """Raise if any of `tasks` is held out; likeness is not looked for."""
-        leaks = [Leak(task.id, task.id, "id", 1.0) for task in tasks if is_heldout(task.id, self.fraction)]
+        held = (task for task in tasks if is_heldout(side_key(task, self.group), self.fraction, self.seed))
+        leaks = [Leak(task.id, task.id, "id", 1.0) for task in held]
         if leaks:
             raise HeldoutLeakError(
                 f"{len(leaks)} task(s) to train on are held out: {', '.join(map(str, leaks[:5]))}",

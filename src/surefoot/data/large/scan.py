@@ -82,10 +82,10 @@ def scan_jsonl(file: BinaryIO, name: str, *, spooled: bool = False) -> Iterator[
             problem = f"is {offset - start:,} bytes long; a task has at most {files.MAX_LINE_BYTES:,}"
             yield Found(place, start, b"", problem)
             continue
-        raw = line.rstrip()
+        raw = line.rstrip(b" \t\r\n")  # what JSON calls white space: a file that is read whole keeps the rest too
         if number == 1 and raw.startswith(BOM):
             raw, start = raw[len(BOM) :], start + len(BOM)
-        if not raw:
+        if not raw.strip():
             first, at, count = blank or (number, start, 0)
             blank = first, at, count + 1
             continue

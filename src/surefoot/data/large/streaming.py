@@ -16,12 +16,12 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-from surefoot.data.heldout import is_heldout
+from surefoot.data.heldout import is_heldout, refuse_empty_side, side_key
 from surefoot.data.large.index_build import Form
 from surefoot.data.large.row_lists import AllRows, RowList, StoredRows, store_rows
 from surefoot.data.large.task_index import RowRecord
@@ -196,24 +196,49 @@ class StreamingDataset(Sequence[Task]):
         check_shard(shard_id, num_shards)
         return self._view(self._table, self._chosen(lambda row: row.id_hash % num_shards == shard_id))
 
-    def split_heldout(self, fraction: float) -> tuple[StreamingDataset, StreamingDataset]:
-        """(train, held out) by the rule of `heldout.is_heldout`, answered by the index alone.
+    def split_heldout(
+        self, fraction: float, *, seed: int = 0, group: str | None = None
+    ) -> tuple[StreamingDataset, StreamingDataset]:
+        """(train, held out) by the rule of `heldout.is_heldout`; without a seed or a group the index alone answers.
 
         A prompt that is on both sides is refused; which prompts are repeated is in the index.
         """
-        is_heldout("", fraction)  # refuses a fraction that is none
-        border = int(fraction * 2**64)
-        train = self._view(self._table, self._chosen(lambda row: row.id_hash >= border))
-        heldout = self._view(self._table, self._chosen(lambda row: row.id_hash < border))
-        if fraction > 0 and not (len(train) and len(heldout)):
-            raise TaskError(
-                f"heldout_fraction = {fraction} splits {len(self)} tasks into {len(train)} to train on and "
-                f"{len(heldout)} held out",
-                "an accuracy over no tasks, or a training over none, would say nothing",
-                "bring more tasks, change heldout_fraction, or set heldout_fraction = 0 to hold out nothing",
-            )
-        self._refuse_twins(border)
+        train, heldout = self.sides(fraction, seed=seed, group=group)
+        self._refuse_twins(train, heldout)
         return train, heldout
+
+    def sides(
+        self, fraction: float, *, seed: int = 0, group: str | None = None
+    ) -> tuple[StreamingDataset, StreamingDataset]:
+        """As `split_heldout`, for a caller who looks at `crossing` prompts himself."""
+        is_heldout("", fraction, seed)  # refuses a fraction that is none
+        border = int(fraction * 2**64)
+        if group is None and not seed:
+            train = self._view(self._table, self._chosen(lambda row: row.id_hash >= border))
+            heldout = self._view(self._table, self._chosen(lambda row: row.id_hash < border))
+        else:
+            heldout = self.filter(predicate=lambda task: is_heldout(side_key(task, group), fraction, seed))
+            train = self.without(heldout)
+        refuse_empty_side(fraction, len(train), len(heldout), group)
+        return train, heldout
+
+    def crossing(self, train: StreamingDataset, heldout: StreamingDataset) -> Iterator[tuple[int, int]]:
+        """(training row, held-out row) of every training task whose prompt is held out too, from the index alone."""
+        for first, pairs in itertools.groupby(self._table.index.twins(), key=lambda pair: pair[1]):
+            rows = [first, *(row for row, _ in pairs)]
+            held = next((row for row in rows if row in heldout._rows), None)
+            if held is not None:
+                yield from ((row, held) for row in rows if row in train._rows)
+
+    def without(self, others: StreamingDataset | Collection[int]) -> StreamingDataset:
+        """This data set less the tasks of another view of it, or less these rows of the file."""
+        gone: Container[int] = others._rows if isinstance(others, StreamingDataset) else set(others)
+        kept = store_rows((row for row in self._rows if row not in gone), self._table.folder)
+        return self._view(self._table, kept)
+
+    def rows(self) -> Iterator[int]:
+        """The numbers of its rows in the file, in order."""
+        return iter(self._rows)
 
     def smallest(self, n: int) -> list[Task]:
         """The `n` tasks with the smallest hashes of their ids: a choice that depends on nothing else, in that order."""
@@ -247,14 +272,8 @@ class StreamingDataset(Sequence[Task]):
             kept = (number for number in kept if predicate(table.task(number, cached=False)))
         return store_rows(kept, table.folder)
 
-    def _refuse_twins(self, border: int) -> None:
-        index = self._table.index
-        crossing = (
-            (one, other) for one, other in index.twins()
-            if (index.row(one).id_hash < border) != (index.row(other).id_hash < border)
-            and one in self._rows and other in self._rows
-        )  # fmt: skip
-        found = list(itertools.islice(crossing, 6))
+    def _refuse_twins(self, train: StreamingDataset, heldout: StreamingDataset) -> None:
+        found = list(itertools.islice(self.crossing(train, heldout), 6))
         if found:
             pairs = ", ".join(f"{self._table.task(a).id} = {self._table.task(b).id}" for a, b in found[:5])
             raise TaskError(

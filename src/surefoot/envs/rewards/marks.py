@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 RAISED, TIMEOUT, DIED = "raised", "timeout", "died"
 """The call itself failed: an exception, no answer in time, the process went away."""
@@ -24,7 +25,8 @@ RewardFunction = Callable[..., Any]
 """TRL's form: `f(prompts, completions, **columns) -> list[float | None]`, (G,) in and out."""
 
 
-class Mark(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Mark:
     """What one function said of one completion.
 
     Example:
@@ -34,6 +36,8 @@ class Mark(NamedTuple):
 
     value: float | None
     reason: str | None
+    seconds: float | None = field(default=None, compare=False, repr=False)
+    """Wall time of the calls that led to it, those that failed included; None where nobody measured it."""
 
 
 def judge(value: Any) -> Mark:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from surefoot.envs.rewards.call_frames import Forked
 from surefoot.envs.rewards.frames import ANSWER_CAP, FrameError, pack, take_frame
 from surefoot.envs.rewards.marks import RewardFunction
 from surefoot.envs.rewards.reward_nursery import CONTROL_CAP, run_nursery
@@ -89,7 +90,10 @@ class Obituary:
 class NurseryLink:
     """Starts the nursery, asks it for workers, and ends it."""
 
-    def __init__(self, functions: Mapping[str, RewardFunction], log_path: Path | None, memory_mb: int = 0) -> None:
+    def __init__(
+        self, functions: Mapping[str, RewardFunction], log_path: Path | None, memory_mb: int = 0,
+        forked: Forked | None = None,
+    ) -> None:  # fmt: skip
         log = None if log_path is None else _open_log(log_path)
         self.control, theirs = socket.socketpair()
         self.control.settimeout(_PATIENCE_S)
@@ -104,7 +108,7 @@ class NurseryLink:
             self.pid = os.fork()
         if self.pid == 0:
             self.control.close()
-            run_nursery(theirs, functions, log, driver, memory_mb)
+            run_nursery(theirs, functions, log, driver, memory_mb, forked)
         theirs.close()
         if log is not None:
             os.close(log)

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from surefoot.envs.rewards.call_frames import Forked
 from surefoot.envs.rewards.frames import pack, read_frame
 from surefoot.envs.rewards.marks import RewardFunction
 from surefoot.envs.rewards.memory_cap import excess_mb, resident_bytes
@@ -79,8 +80,9 @@ class _Worker:
 
 
 def run_nursery(
-    control: socket.socket, functions: Mapping[str, RewardFunction], log: int | None, driver: int, memory_mb: int = 0
-) -> NoReturn:
+    control: socket.socket, functions: Mapping[str, RewardFunction], log: int | None, driver: int, memory_mb: int = 0,
+    forked: Forked | None = None,
+) -> NoReturn:  # fmt: skip
     """Serve the driver until it goes. Runs in a fresh fork of the driver."""
     printed = CappedLog(log)
     try:
@@ -89,7 +91,7 @@ def run_nursery(
         # Garbage of the driver is the driver's: its finalisers (temporary folders!) must not run here.
         gc.freeze()
         adopt_orphans()
-        Nursery(control, functions, printed, driver, memory_mb).serve()
+        Nursery(control, functions, printed, driver, memory_mb, forked).serve()
     except BaseException:
         printed.write(b"\nthe nursery of the reward workers failed:\n" + traceback.format_exc().encode())
         raise
@@ -114,9 +116,10 @@ class Nursery:
 
     def __init__(
         self, control: socket.socket, functions: Mapping[str, RewardFunction], log: CappedLog, driver: int,
-        memory_mb: int,
+        memory_mb: int, forked: Forked | None = None,
     ) -> None:  # fmt: skip
         self.control, self.functions, self.log, self.driver = control, functions, log, driver
+        self.forked = forked
         self.memory_mb, self.weighed_at = memory_mb, 0.0
         self.workers: dict[int, _Worker] = {}
         self.selector = selectors.DefaultSelector()
@@ -162,7 +165,7 @@ class Nursery:
         pid = os.fork()
         if pid == 0:
             self._let_go_of(ours, listening)
-            work(theirs, printing, nursery, self.functions, self.memory_mb)
+            work(theirs, printing, nursery, self.functions, self.memory_mb, self.forked)
         theirs.close()
         os.close(printing)
         os.set_blocking(listening, False)

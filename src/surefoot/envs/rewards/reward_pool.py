@@ -16,18 +16,18 @@ Read next: `single_turn.py`, which turns marks into grades.
 from __future__ import annotations
 
 import os
-import pickle
 import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from multiprocessing.reduction import ForkingPickler
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from surefoot.envs.rewards.arguments import COMPLETION_IDS, RESERVED, TRAINER_STATE, asks_for
+from surefoot.envs.rewards.call_frames import Call, Forked, NotJson, write_call
 from surefoot.envs.rewards.frames import REQUEST_CAP
 from surefoot.envs.rewards.marks import DIED, RAISED, TIMEOUT, Mark, RewardFunction
 from surefoot.envs.rewards.reward_link import NurseryLink, WorkerGoneError, WorkerLink
@@ -50,19 +50,28 @@ class RewardJob:
     """(G,) texts, or `[{"role": "assistant", "content": ...}]`."""
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Name -> (G,) values."""
+    functions: tuple[str, ...] | None = None
+    """Who is asked; None for every function of the pool."""
+    task: str = ""
+    """Whose siblings these are: columns that workers have by fork are found by it."""
+    completion_ids: Sequence[Sequence[int]] | None = None
+    """(G,) tokens of each completion, for functions that ask for them; None where there are none."""
+    progress: Mapping[str, int] | None = None
+    """What `trainer_state` is made of, for functions that ask for it."""
 
     def __post_init__(self) -> None:
         sizes = {"completions": self.size} | {name: len(column) for name, column in self.columns.items()}
+        sizes |= {} if self.completion_ids is None else {COMPLETION_IDS: len(self.completion_ids)}
         if wrong := {name: size for name, size in sizes.items() if size != len(self.prompts)}:
             raise RewardError(
                 f"a reward job has {len(self.prompts)} prompts but {wrong}",
                 "every column is handed over with one entry per completion",
                 "give each list the same length",
             )
-        if clash := sorted({"prompts", "completions"} & set(self.columns)):
+        if clash := sorted(set(RESERVED) & set(self.columns)):
             raise RewardError(
                 f"a task has a column named {clash[0]!r}",
-                "reward functions receive their own prompts and completions under that name",
+                "reward functions receive something of the run's own under that name",
                 "rename the column",
             )
 
@@ -72,16 +81,23 @@ class RewardJob:
         return len(self.completions)
 
 
+Scored = Callable[[int, Sequence[Mapping[str, Mark]]], None]
+"""(number of the job, one dict per completion): this job has all its marks."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     function: str
     job: int
     rows: tuple[int, ...]
+    spent: float = 0.0
+    """Seconds of the group's call that failed before this one."""
 
 
 @dataclass(slots=True)
 class _Busy:
     call: _Call
+    began: float
     deadline: float
 
 
@@ -90,6 +106,7 @@ class RewardPool:
 
     Start it before the model is loaded. Functions may be closures: workers are forked, not imported.
     `memory_mb` is what one worker may take beyond what it started with, its own children counted; 0 is no cap.
+    `forked` holds columns that have no form as data, by task: workers have them by fork.
 
     Example:
         >>> with RewardPool({"short": lambda completions, **_: [-len(c) for c in completions]}) as pool:
@@ -105,9 +122,15 @@ class RewardPool:
         timeout_s: float = 10.0,
         memory_mb: int = 0,
         log_path: Path | None = None,
+        forked: Forked | None = None,
     ) -> None:
         _check(functions, workers, timeout_s, memory_mb)
-        self.functions = dict(functions)
+        self.functions, self.forked = dict(functions), dict(forked or {})
+        self._asks = {
+            (name, argument): asks_for(function, argument)
+            for name, function in functions.items()
+            for argument in (COMPLETION_IDS, TRAINER_STATE)
+        }
         self.timeout_s, self.memory_mb = timeout_s, memory_mb
         self._log_path = log_path
         self._slots = workers
@@ -117,6 +140,9 @@ class RewardPool:
         self._waiting: deque[_Call] = deque()
         self._jobs: Sequence[RewardJob] = ()
         self._marks: list[list[dict[str, Mark]]] = []
+        self._left: list[int] = []
+        """Marks that each job still lacks."""
+        self._tell: Scored | None = None
         self._failures: dict[str, tuple[int, str]] = {}
         self._one_at_a_time = threading.Lock()
 
@@ -124,7 +150,7 @@ class RewardPool:
     def start(self) -> RewardPool:
         """Fork the nursery and its first workers. Call this before torch is imported."""
         if self._nursery is None:
-            self._nursery = NurseryLink(self.functions, self._log_path, self.memory_mb)
+            self._nursery = NurseryLink(self.functions, self._log_path, self.memory_mb, self.forked)
             for slot in range(self._slots):
                 self._replace(slot)
         return self
@@ -145,15 +171,22 @@ class RewardPool:
         self.close()
 
     # -- scoring ------------------------------------------------------------------
-    def score(self, jobs: Sequence[RewardJob]) -> list[dict[str, Mark]]:
-        """Every function on every completion: one dict (function -> Mark) per completion, job after job."""
+    def score(self, jobs: Sequence[RewardJob], tell: Scored | None = None) -> list[dict[str, Mark]]:
+        """Every function, or those that a job names, on every completion.
+
+        Returns one dict (function -> Mark) per completion, job after job.
+
+        Args:
+            tell: called with each job's number and marks as soon as it has all of them.
+        """
         with self._one_at_a_time:
-            self._jobs = jobs
+            self._jobs, self._tell = jobs, tell
+            self._left = [job.size * len(self._asked(job)) for job in jobs]
             self._marks = [[{} for _ in range(job.size)] for job in jobs]
             self._waiting = deque(
                 _Call(name, number, tuple(range(job.size)))
                 for number, job in enumerate(jobs)
-                for name in self.functions
+                for name in self._asked(job)
                 if job.size
             )
             try:
@@ -164,6 +197,10 @@ class RewardPool:
                 for slot in list(self._busy):  # only when something was raised: their answers are not wanted
                     self._replace(slot)
             return [marks for group in self._marks for marks in group]
+
+    def _asked(self, job: RewardJob) -> Collection[str]:
+        """The functions that judge this job."""
+        return self.functions if job.functions is None else job.functions
 
     def describe_failures(self) -> dict[str, tuple[int, str]]:
         """Reason -> how many completions lost a verdict to it so far, and the first one's traceback or story."""
@@ -176,18 +213,22 @@ class RewardPool:
                 if slot not in self._workers or not self._workers[slot].is_quiet():
                     self._replace(slot)  # it ended between calls: no completion is to blame
                 self._workers[slot].post(payload)
-                self._busy[slot] = _Busy(self._waiting.popleft(), time.monotonic() + self.timeout_s)
+                now = time.monotonic()
+                self._busy[slot] = _Busy(self._waiting.popleft(), now, now + self.timeout_s)
 
     def _payload(self, call: _Call) -> bytes:
         job = self._jobs[call.job]
         prompts, completions = [job.prompts[i] for i in call.rows], [job.completions[i] for i in call.rows]
         columns = {name: [column[i] for i in call.rows] for name, column in job.columns.items()}
+        if job.completion_ids is not None and self._asks[call.function, COMPLETION_IDS]:
+            columns[COMPLETION_IDS] = [list(job.completion_ids[i]) for i in call.rows]
+        progress = None if job.progress is None or not self._asks[call.function, TRAINER_STATE] else dict(job.progress)
         try:
-            payload = bytes(ForkingPickler.dumps((call.function, prompts, completions, columns)))
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            payload = write_call(Call(call.function, prompts, completions, columns, progress), job.task, self.forked)
+        except NotJson as error:
             raise RewardError(
                 f"a task's columns cannot be sent to reward function {call.function}: {error}",
-                "reward functions run in their own process and receive copies",
+                "reward functions run in their own process and receive copies, as data",
                 "keep plain values in the task columns; let the function's file hold the rest",
             ) from error
         if len(payload) > REQUEST_CAP:
@@ -221,7 +262,8 @@ class RewardPool:
             return
         if answer is None:
             return
-        call = self._busy.pop(slot).call
+        busy = self._busy.pop(slot)
+        call = replace(busy.call, spent=busy.call.spent + time.monotonic() - busy.began)
         if answer.get("weary"):
             self._replace(slot)
         if "raised" in answer:
@@ -234,7 +276,8 @@ class RewardPool:
     # -- failures -----------------------------------------------------------------
     def _fail(self, slot: int, reason: str) -> None:
         """The worker of this slot gave no answer: end it, put another in its place, move its call on."""
-        call = self._busy[slot].call
+        busy = self._busy[slot]
+        call = replace(busy.call, spent=busy.call.spent + time.monotonic() - busy.began)
         # Listening to a stuck worker takes time that the other deadlines need: once, for the story that is kept.
         listen = reason == TIMEOUT and len(call.rows) == 1 and TIMEOUT not in self._failures
         ended, output = self._replace(slot, stacks=listen)
@@ -243,16 +286,19 @@ class RewardPool:
 
     def _retry_or_record(self, call: _Call, reason: str, story: str) -> None:
         if len(call.rows) > 1:
-            self._waiting.extend(_Call(call.function, call.job, (row,)) for row in call.rows)
+            self._waiting.extend(_Call(call.function, call.job, (row,), call.spent) for row in call.rows)
         else:
             self._record(call, [(None, reason, story)])
 
     def _record(self, call: _Call, judged: Sequence[tuple[float | None, str | None, str]]) -> None:
         for row, (value, reason, story) in zip(call.rows, judged, strict=True):
-            self._marks[call.job][row][call.function] = Mark(value, reason)
+            self._marks[call.job][row][call.function] = Mark(value, reason, call.spent)
             if reason is not None:
                 count, first = self._failures.get(reason, (0, f"{call.function}, completion {row}: {story}"))
                 self._failures[reason] = (count + 1, first)
+        self._left[call.job] -= len(call.rows)
+        if self._tell is not None and not self._left[call.job]:
+            self._tell(call.job, self._marks[call.job])
 
     def _replace(self, slot: int, *, stacks: bool = False) -> tuple[str | None, str]:
         """A fresh worker in this slot: how the old one ended, and what it printed last."""

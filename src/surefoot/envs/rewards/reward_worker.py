@@ -22,15 +22,17 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
-from multiprocessing.reduction import ForkingPickler
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from surefoot.envs.rewards.arguments import TRAINER_STATE, TrainerState, parameters_of
+from surefoot.envs.rewards.call_frames import Call, Forked, read_call
 from surefoot.envs.rewards.frames import REQUEST_CAP, pack, read_frame
 from surefoot.envs.rewards.marks import RewardFunction, judge
 from surefoot.envs.rewards.memory_cap import OwnMemory
 from surefoot.envs.rewards.process_tree import die_with_parent
+from surefoot.freed_memory import return_freed_memory
 from surefoot.safe_text import redact
 
 STACKS = signal.SIGUSR2
@@ -41,8 +43,9 @@ _old_streams: list[Any] = []
 
 
 def work(
-    sock: socket.socket, output: int, parent: int, functions: Mapping[str, RewardFunction], memory_mb: int = 0
-) -> NoReturn:
+    sock: socket.socket, output: int, parent: int, functions: Mapping[str, RewardFunction], memory_mb: int = 0,
+    forked: Forked | None = None,
+) -> NoReturn:  # fmt: skip
     """Answer calls until the driver closes its end. Runs in a fresh fork of the nursery."""
     try:
         os.setsid()  # a group of its own: Ctrl-C does not reach it, and it can be ended with its children
@@ -50,9 +53,10 @@ def work(
         _reset_signals()
         _redirect(output)
         os.register_at_fork(after_in_child=sock.close)
+        return_freed_memory()
         memory, descriptors = OwnMemory(memory_mb), _open_descriptors()
         while (frame := read_frame(sock, REQUEST_CAP)) is not None:
-            answer = answer_call(frame, functions, memory)
+            answer = answer_call(frame, functions, memory, forked)
             _flush()
             answer["weary"] = memory.is_heavy() or _is_weary(descriptors)
             sock.sendall(pack(json.dumps(answer).encode()))
@@ -60,14 +64,15 @@ def work(
         os._exit(0)
 
 
-def answer_call(frame: bytes, functions: Mapping[str, RewardFunction], memory: OwnMemory) -> dict[str, Any]:
+def answer_call(
+    frame: bytes, functions: Mapping[str, RewardFunction], memory: OwnMemory, forked: Forked | None = None
+) -> dict[str, Any]:
     """Run one call: {"marks": [[value, reason, shown], ...]}, {"malformed": what} or {"raised": traceback}."""
     try:
-        # The bytes come from our own driver, over a socket that only it and this process hold.
-        name, prompts, completions, columns = ForkingPickler.loads(frame)
-        expected = len(completions)  # before the call: the function may empty the list it was given
+        call = read_call(frame, forked)
+        expected = len(call.completions)  # before the call: the function may empty the list it was given
         with memory:
-            returned = _call(functions[name], prompts, completions, columns)
+            returned = _call(functions[call.function], call)
         problem = _malformed(returned, expected)
         if problem is not None:
             return {"malformed": problem}
@@ -76,10 +81,12 @@ def answer_call(frame: bytes, functions: Mapping[str, RewardFunction], memory: O
         return {"raised": _shorten(redact(traceback.format_exc())) + _memory_note(error, memory)}
 
 
-def _call(function: RewardFunction, prompts: list[Any], completions: list[Any], columns: dict[str, list[Any]]) -> Any:
-    """Call in TRL's form, with the columns the function names, or all if it takes `**columns`."""
-    given = {"prompts": prompts, "completions": completions, **columns}
-    parameters = _parameters(function)
+def _call(function: RewardFunction, call: Call) -> Any:
+    """Call in TRL's form, with the arguments the function names, or all if it takes `**columns`."""
+    given: dict[str, Any] = {"prompts": call.prompts, "completions": call.completions, **call.columns}
+    if call.progress is not None:
+        given[TRAINER_STATE] = TrainerState(**call.progress)
+    parameters = parameters_of(function)
     if parameters is not None and all(p.kind is not p.VAR_KEYWORD for p in parameters):
         given = {p.name: given[p.name] for p in parameters if p.name in given}
     returned = function(**given)
@@ -87,13 +94,6 @@ def _call(function: RewardFunction, prompts: list[Any], completions: list[Any], 
         returned = asyncio.run(returned)
     is_array = getattr(returned, "ndim", None) == 1 and hasattr(returned, "tolist")
     return returned.tolist() if is_array else returned
-
-
-def _parameters(function: RewardFunction) -> Sequence[inspect.Parameter] | None:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return None  # some callables written in C do not say
 
 
 def _malformed(returned: Any, expected: int) -> str | None:

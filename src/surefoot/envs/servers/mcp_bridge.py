@@ -18,11 +18,12 @@ from typing import Any
 from surefoot.envs.servers.mcp_lines import CRASHED, PROTOCOL, WireFault
 from surefoot.envs.servers.mcp_sdk import SIZE, sdk, words, wrapped
 from surefoot.envs.servers.mcp_servers import Limits
-from surefoot.envs.servers.mcp_stdio import ServerProcess
+from surefoot.envs.servers.mcp_stdio import ServerProcess, exit_words
 from surefoot.safe_text import printable
 
 LIST_CHANGED = "notifications/tools/list_changed"
-_LAST_LOOK_S = 0.5
+_LAST_LOOK_S = 2.0
+"""A server that closed a pipe has usually ended; on a busy machine its keeper needs a moment to say how."""
 
 
 class Bridge:
@@ -65,10 +66,10 @@ class Bridge:
             async for message, size in self.process.messages():
                 if self._may_pass(message, size):
                     await to_us.send(wrapped(_sized(message, size, self.limits.max_line_bytes)))
-            status = await self.process.exit_status(_LAST_LOOK_S)
+            ended = await self._how_it_ended("closed its output")
             if self._leaving:
                 return  # it ended because we left
-            self._blame(WireFault(CRASHED, "closed its output" if status is None else f"ended with status {status}"))
+            self._blame(ended)
         except WireFault as fault:
             self._give_up(fault)
         except ValueError as error:
@@ -80,6 +81,11 @@ class Bridge:
             raise
         finally:
             to_us.close()
+
+    async def _how_it_ended(self, otherwise: str) -> WireFault:
+        """Its exit status, if it has one within a moment: that says more than a closed pipe."""
+        status = await self.process.exit_status(_LAST_LOOK_S)
+        return WireFault(CRASHED, otherwise if status is None else f"ended with {exit_words(status)}")
 
     def _give_up(self, fault: WireFault) -> None:
         self._blame(fault)
@@ -113,10 +119,13 @@ class Bridge:
                     item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
                 )
         except WireFault as fault:
-            await asyncio.sleep(0.05)  # when it has ended, its last words say more than a closed input
+            if fault.reason == CRASHED and not self._leaving:
+                fault = await self._how_it_ended(fault.text)
             self._give_up(fault)
         except sdk().closed:
             pass
+        finally:
+            to_them.close()  # nobody writes any more: a call that waits for its turn is not left to its deadline
 
     def _note(self, message: Any) -> None:
         """What is asked may be answered once; what was called off may still be."""

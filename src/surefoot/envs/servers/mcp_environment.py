@@ -11,19 +11,16 @@ Read next: `mcp_client.py`, the tools; `tool_calls.py`, how calls are read.
 from __future__ import annotations
 
 import asyncio
-import inspect
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from surefoot.envs.tool_calls import BadCall, parse_calls
-from surefoot.errors import TaskError, ToolError
+from surefoot.envs.turn_limits import TURNS, turns_of
+from surefoot.envs.verifiers import MultiVerifier
+from surefoot.envs.verify.verifier_kinds import TYPE, gold_of, problem_of
+from surefoot.errors import RewardError, TaskError, ToolError
 from surefoot.protocols import Toolbox, Toolkit
 from surefoot.records import Task
-
-MAX_TURNS = {"easy": 5, "medium": 8, "hard": 12}
-_LOG = logging.getLogger(__name__)
-_REGISTERED: set[int] = set()
 
 Judge = Callable[[Mapping[str, Any], str], float]
 """(task data, everything the model said so far) -> the value of the rollout as it stands, between 0 and 1."""
@@ -35,14 +32,17 @@ class MCPToolEnvironment:
     """One task, its tools and its turns.
 
     Args:
-        task_data: `task_metadata.task_id`, `prompt`, optionally `complexity` (easy, medium, hard) and `ground_truth`.
+        task_data: one row of a file of tool tasks: `task_metadata.task_id`, `prompt`, `reward_spec.ground_truth`,
+            and `complexity` (easy, medium, hard).
         toolkit: where the tools come from.
-        max_turns: 5, 8 or 12 by complexity when left out.
-        judge: what the rollout is worth as it stands; by default 1 when `ground_truth` is the final text.
+        max_turns: 5, 8 or 12 by complexity when left out; 8 where the row names none.
+        judge: what the rollout is worth as it stands. By default what the row's `verifier_type` says of the final
+            text, as in a run; of a row that names none, 1 when it is the gold answer to the letter.
         call_timeout_s: longest wait for one tool.
 
     Example:
-        >>> MCPToolEnvironment(task_data={"prompt": "6*7?", "complexity": "hard"}, toolkit=None).max_turns
+        >>> row = {"prompt": "6*7?", "reward_spec": {"ground_truth": "42"}, "complexity": "hard"}
+        >>> MCPToolEnvironment(task_data=row, toolkit=None).max_turns
         12
     """
 
@@ -51,14 +51,41 @@ class MCPToolEnvironment:
         judge: Judge | None = None, call_timeout_s: float = 30.0, seed: int = 0,
     ) -> None:  # fmt: skip
         self.task_data, self.toolkit, self.seed = dict(task_data), toolkit, seed
-        self.max_turns = _turns(self.task_data) if max_turns is None else max_turns
+        by_row = turns_of(self.task_data, task_id(self.task_data), TURNS["medium"]) if max_turns is None else max_turns
+        self.max_turns = by_row
         if self.max_turns < 1:
             raise TaskError(f"max_turns = {max_turns}", "a rollout has at least one turn", "give 1 or more")
         self.turn, self.done = 0, False
-        self._judge, self._timeout_s = judge or final_text_is_right, call_timeout_s
+        self._verifier: MultiVerifier | None = None
+        self._judge, self._timeout_s = judge or self._default_judge(), call_timeout_s
         self._said: list[str] = []
         self._given = 0.0
         self._toolbox: Toolbox | None = None
+
+    def _default_judge(self) -> Judge:
+        """What a run would judge this row by; a row that nobody could judge is refused, not worth 0."""
+        if problem_of(self.task_data).get(TYPE) is not None:
+            self._verifier = MultiVerifier()
+            self._verifier.check(self.task_data)
+            return self._verified
+        if gold_of(self.task_data) is None:
+            raise TaskError(
+                f"task {task_id(self.task_data)} has no gold answer, and no judge was given",
+                "every rollout would be worth 0",
+                "give reward_spec.ground_truth, or pass judge=",
+            )
+        return final_text_is_right
+
+    def _verified(self, task_data: Mapping[str, Any], final: str) -> float:
+        if self._verifier is None or not final.strip():
+            return 0.0  # before the end nothing was answered, and silence is no answer
+        said = self._verifier.verify(task_data, final)
+        if said.score is None:
+            raise RewardError(
+                f"task {task_id(task_data)}: its verifier gave no verdict ({said.reason})",
+                "a failed grader is not a wrong answer", "look at the row, or pass judge=",
+            )  # fmt: skip
+        return said.score
 
     async def initialize_tools(self) -> list[str]:
         """Open the rollout's tools; their names. Again, and everything begins anew."""
@@ -110,16 +137,20 @@ class MCPToolEnvironment:
         return change
 
     async def close(self) -> None:
-        """Let go of the tools. May be called twice."""
+        """Let go of the tools and of the verifier's worker. May be called twice."""
+        if self._verifier is not None:
+            self._verifier.close()
         toolbox, self._toolbox = self._toolbox, None
         if toolbox is not None:
             await asyncio.to_thread(toolbox.close)
 
 
 def final_text_is_right(task_data: Mapping[str, Any], final: str) -> float:
-    """1.0 when the last word is the task's `ground_truth`, to the letter once spaces around it are gone; else 0.0."""
-    truth = task_data.get("ground_truth")
-    return float(truth is not None and final.strip() != "" and final.strip() == str(truth).strip())
+    """1.0 when the last word is the task's gold answer, to the letter once spaces around it are gone; else 0.0.
+
+    The gold answer is `reward_spec.ground_truth`, as in a file of tool tasks, or `answer` or `ground_truth` beside it.
+    """
+    return float(final.strip() != "" and final.strip() == str(gold_of(task_data)).strip())
 
 
 def task_id(task_data: Mapping[str, Any]) -> str:
@@ -132,36 +163,3 @@ def task_id(task_data: Mapping[str, Any]) -> str:
 def _prompt(task_data: Mapping[str, Any]) -> Any:
     prompt = task_data.get("prompt", "")
     return prompt if isinstance(prompt, str) else tuple(prompt)
-
-
-def _turns(task_data: Mapping[str, Any]) -> int:
-    metadata = task_data.get("task_metadata")
-    inner = metadata.get("complexity") if isinstance(metadata, Mapping) else None
-    complexity = task_data.get("complexity") or inner or "medium"
-    if complexity not in MAX_TURNS:
-        raise TaskError(
-            f"task {task_id(task_data)}: complexity is {complexity!r}", "it decides how many turns a rollout has",
-            f"use one of {', '.join(MAX_TURNS)}, or pass max_turns",
-        )  # fmt: skip
-    return MAX_TURNS[complexity]
-
-
-def register_with(register: Callable[..., Any], name: str = "surefoot_mcp") -> None:
-    """Make the environment known to a framework that keeps a registry of names and import paths.
-
-    Only the id and the entry point are passed: a `description` is not supported there. A registry that refuses is an
-    error here, because a run would otherwise go on without its environment; success is logged once per registry.
-    """
-    entry = f"{MCPToolEnvironment.__module__}:{MCPToolEnvironment.__qualname__}"
-    try:
-        inspect.signature(register).bind(id=name, entry_point=entry)
-        register(id=name, entry_point=entry)
-    except Exception as error:
-        raise ToolError(
-            f"registering {name} failed: {type(error).__name__}: {error}",
-            "a run that asks for it by name would not find it",
-            "see which arguments this version of the framework takes",
-        ) from error
-    if id(register) not in _REGISTERED:
-        _REGISTERED.add(id(register))
-        _LOG.info("registered %s as %s", entry, name)

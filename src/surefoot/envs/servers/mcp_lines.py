@@ -26,9 +26,11 @@ _HALF_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?\Z")
 class WireFault(Exception):  # noqa: N818 - a fault of the other side, not an error of ours
     """The server broke a rule; its connection is over."""
 
-    def __init__(self, reason: str, text: str) -> None:
+    def __init__(self, reason: str, text: str, tail: str | None = None, whole: str = "") -> None:
         super().__init__(text)
         self.reason, self.text = reason, text
+        self.tail, self.whole = tail, whole or tail or ""
+        """What its standard error says of the fault, None when nobody looked; and the last of it whatever it says."""
 
 
 class Bucket:

@@ -9,6 +9,7 @@ Read next: `mcp_client.py`, which checks every new connection.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
@@ -71,13 +72,7 @@ def listing_of(server: Server, offers: Iterable[Offer]) -> Listing:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise _refused(server.name, f"lists {shown(doubled[0])!r} more than once", "a call could reach either")
-    missing = sorted(set(server.tools or ()) - set(names))
-    if missing:
-        raise _refused(
-            server.name,
-            f"has no tool {shown(missing[0])!r}; it has {', '.join(map(shown, names[:20])) or 'none'}",
-            "the run was told to use it",
-        )
+    _refuse_strangers(server, names)
     kept = [offer for offer in found if server.tools is None or offer.name in server.tools]
     if not kept:
         raise _refused(server.name, "lists no tools", "there is nothing to call")
@@ -86,6 +81,21 @@ def listing_of(server: Server, offers: Iterable[Offer]) -> Listing:
     for offer in kept:
         _check_size(server.name, offer)
     return Listing(server.name, tuple(kept))
+
+
+def _refuse_strangers(server: Server, names: Sequence[str]) -> None:
+    """Every tool that the servers file names is one that the server lists; a misspelt one is told the nearest."""
+    probed = (server.probe[0],) if server.probe else ()
+    for key, wanted in (("tools", server.tools or ()), ("idempotent", server.idempotent), ("probe", probed)):
+        missing = sorted(set(wanted) - set(names))
+        if missing:
+            offered = ", ".join(map(shown, names[:20])) or "none"
+            near = difflib.get_close_matches(missing[0], names, n=1, cutoff=0.5)
+            raise _refused(
+                server.name, f"has no tool {shown(missing[0])!r}, which its key `{key}` names; it has {offered}",
+                "the run was told to use it",
+                fix=f"under `{key}` write " + (repr(shown(near[0])) if near else f"one of {offered}"),
+            )  # fmt: skip
 
 
 def _check_size(server: str, offer: Offer) -> None:

@@ -100,6 +100,8 @@ class Server:
     """Tools that may be asked again after a failure: twice does no more than once."""
     probe: tuple[str, Mapping[str, Any]] | None = None
     """One call, tool and arguments, that has to succeed before the server counts as available."""
+    probe_answer: str | None = None
+    """What the probe has to be answered with, spaces around it left out; any answer but an error when left out."""
     token_env: str | None = None
     """Name of the variable that holds the bearer token for `url`."""
     warm: int = 0
@@ -140,6 +142,8 @@ class Server:
             return f"isolation is 'isolated' or 'shared', not {self.isolation!r}"
         if self.connections < 1 or self.warm < 0:
             return f"connections = {self.connections} and warm = {self.warm}: at least 1 and 0"
+        if self.probe_answer is not None and self.probe is None:
+            return "an answer is expected of a probe that it does not have"
         if self.token_env is not None and not os.environ.get(self.token_env):
             return f"its token should be in the variable {self.token_env}, which is not set"
         return None

@@ -79,6 +79,16 @@ class Connection:
         """The last lines of the server's standard error; empty when there are none."""
         return self.process.tail() if self.process is not None else ""
 
+    def with_last_words(self, fault: WireFault) -> WireFault:
+        """The same fault, with what the server wrote; of one that ended, only what came after its last answer."""
+        if self.process is not None:
+            self.process.hear()
+        if self.process is None or fault.reason != CRASHED:
+            return WireFault(fault.reason, fault.text, self.tail())
+        tail = self.process.tail(since_it_spoke=True)
+        said = "; after its last answer it wrote" if tail else "; after its last answer it wrote nothing to its stderr"
+        return WireFault(fault.reason, f"{fault.text}{said}", tail, self.tail())
+
     # -- opening and closing ----------------------------------------------------------------
     async def open(self) -> Listing:
         """Handshake and list of tools; a `WireFault` when there is none in time, a `ToolError` when it is refused."""

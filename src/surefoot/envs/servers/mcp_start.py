@@ -7,6 +7,7 @@ Read next: `mcp_client.py`.
 
 from __future__ import annotations
 
+import json
 import os
 
 from surefoot.envs.servers.mcp_lines import UNAVAILABLE, WireFault
@@ -50,7 +51,7 @@ def unavailable(server: Server, fault: WireFault, tail: str) -> ToolError:
         hint = f"; it runs in a private folder, so give the full path of {loose[0]}"
     return ToolError(
         f"tool server {server.name} ({printable(server.place)[:200]}) {fault.text}" + indented(tail),
-        "a server is available when it shakes hands, lists its tools and answers its probe",
+        "a server is available when it shakes hands, lists its tools and answers its probe as it should",
         f"run its command by hand and look at what it says{hint}",
     )
 
@@ -71,3 +72,13 @@ async def _probe(connection: Connection, server: Server, timeout_s: float) -> No
         raise WireFault(UNAVAILABLE, f"refused its probe: {shown(str(refused))[:200]}") from refused
     if said.is_error:
         raise WireFault(UNAVAILABLE, f"answered its probe with an error: {shown(said.text)[:200]}")
+    if server.probe_answer is not None and said.text.strip() != server.probe_answer.strip():
+        raise WireFault(
+            UNAVAILABLE,
+            f"answered its probe {_short(tool)} {_short(json.dumps(dict(arguments), ensure_ascii=False))} with "
+            f"{_short(said.text)!r}, and {_short(server.probe_answer)!r} is expected",
+        )
+
+
+def _short(text: str) -> str:
+    return printable(text.strip())[:200]

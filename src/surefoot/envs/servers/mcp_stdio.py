@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,7 @@ class Pipe:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self._loop = asyncio.get_running_loop()
+        self._waiters: set[asyncio.Future[None]] = set()
 
     async def read(self) -> bytes:
         """Some bytes; none at the end, or when the pipe was closed here."""
@@ -82,19 +84,24 @@ class Pipe:
                 waiter.set_result(None)
 
         add(descriptor, wake)
+        self._waiters.add(waiter)
         try:
             await waiter
         finally:
+            self._waiters.discard(waiter)
             if self.descriptor == descriptor:  # else it was closed, and the number may be somebody else's by now
                 remove(descriptor)
 
     def close(self) -> None:
-        """Give the descriptor back; whoever waits on it is not woken."""
+        """Give the descriptor back; whoever waits on it finds it closed."""
         if self.descriptor >= 0:
             self._loop.remove_reader(self.descriptor)
             self._loop.remove_writer(self.descriptor)
             os.close(self.descriptor)
             self.descriptor = -1
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
 
 
 class ServerProcess:
@@ -109,6 +116,8 @@ class ServerProcess:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise WireFault(UNAVAILABLE, f"cannot be started: {error}") from error
         self._stderr, self.stderr_bytes = bytearray(), 0
+        self._said_at = 0
+        """Bytes of its standard error that were there when it last said something on its output."""
         self._unasked = Bucket(limits.messages_per_s)
         self._unasked_bytes = Bucket(4.0 * limits.max_line_bytes)
         self._bytes = Bucket(limits.bytes_per_s)
@@ -158,6 +167,8 @@ class ServerProcess:
             if not self._bytes.take(len(piece)):
                 raise WireFault(FLOODED, f"said more than {self.limits.bytes_per_s:g} bytes in a second")
             for line, size in cutter.feed(piece):
+                self.hear()
+                self._said_at = self.stderr_bytes
                 if line.strip():
                     yield message_of(line, size), size
                 elif not self._unasked.take(1):
@@ -183,15 +194,23 @@ class ServerProcess:
     async def drain_stderr(self) -> None:
         """Keep the last of it, until the server ends; a server that floods it is not held up, and fills nothing."""
         while piece := await self._err.read():
-            self.stderr_bytes += len(piece)
-            self._stderr += piece
-            del self._stderr[: -self.limits.stderr_bytes]
+            self._keep(piece)
             if len(piece) == _PIECE:
                 await asyncio.sleep(0.001)  # others have something to say, too
 
-    def tail(self) -> str:
-        """The last lines of its standard error, safe to print; empty when it wrote none."""
-        text = bytes(self._stderr[-4096:]).decode("utf-8", errors="replace").strip()
+    def _keep(self, piece: bytes) -> None:
+        self.stderr_bytes += len(piece)
+        self._stderr += piece
+        del self._stderr[: -self.limits.stderr_bytes]
+
+    def tail(self, *, since_it_spoke: bool = False) -> str:
+        """The last lines of its standard error, safe to print; empty when it wrote none.
+
+        Args:
+            since_it_spoke: only what came after its last message: what was written before belongs to earlier calls.
+        """
+        kept = min(self.stderr_bytes - self._said_at, 4096) if since_it_spoke else 4096
+        text = bytes(self._stderr[-kept:] if kept else b"").decode("utf-8", errors="replace").strip()
         return spelled_out(redact("\n".join(text.splitlines()[-_TAIL_LINES:]), {**os.environ, **self.server.env}))
 
     # -- ending ----------------------------------------------------------------------------
@@ -218,7 +237,7 @@ class ServerProcess:
 
     def kill(self) -> None:
         """Have the keeper end everything, at once; close our ends and forget the folder. May be called twice."""
-        self._hear_last_words()
+        self.hear()
         if self._control is not None:
             with contextlib.suppress(BrokenPipeError):  # a keeper that is gone has done its work
                 os.write(self._control, b"!")  # closing is not enough: a fork of ours may hold the pipe open
@@ -228,8 +247,8 @@ class ServerProcess:
             pipe.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _hear_last_words(self) -> None:
-        """What it wrote to its standard error and nobody read yet, without waiting."""
+    def hear(self) -> None:
+        """What it wrote to its standard error and nobody read yet, without waiting; only inside the event loop."""
         for _ in range(4):
             try:
                 piece = os.read(self._err.descriptor, _PIECE) if self._err.descriptor >= 0 else b""
@@ -237,5 +256,17 @@ class ServerProcess:
                 return  # nothing there right now
             if not piece:
                 return
-            self._stderr += piece
-            del self._stderr[: -self.limits.stderr_bytes]
+            self._keep(piece)
+
+
+def exit_words(status: int) -> str:
+    """An exit status for people; one that a shell gives after a signal names it.
+
+    Example:
+        >>> exit_words(9), exit_words(137)
+        ('status 9', 'status 137, as after SIGKILL')
+    """
+    try:
+        return f"status {status}" + (f", as after {signal.Signals(status - 128).name}" if status > 128 else "")
+    except ValueError:  # a number that no signal has
+        return f"status {status}"

@@ -109,6 +109,9 @@ class MCPToolbox:
                 raise WireFault(CRASHED, "failed earlier in this rollout, and its state with it")
             if connection.stale:
                 await pool.check_list(connection, until - time.monotonic())
+        except WireFault as fault:
+            pool.give_back(connection)
+            raise connection.with_last_words(fault) from fault
         except BaseException:
             pool.give_back(connection)
             raise

@@ -79,9 +79,10 @@ def _entries(name: str, server: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(env, dict) and any(not isinstance(value, str) for value in env.values()):
         yield f"{name}: env holds something that is not text"
     if isinstance(probe, dict) and not (
-        set(probe) == {"tool", "arguments"} and isinstance(probe["tool"], str) and isinstance(probe["arguments"], dict)
-    ):
-        yield f'{name}: probe is {{"tool": "...", "arguments": {{...}}}}'
+        set(probe) | {"expect"} == {"tool", "arguments", "expect"} and isinstance(probe["tool"], str)
+        and isinstance(probe["arguments"], dict) and isinstance(probe.get("expect", ""), str)
+    ):  # fmt: skip
+        yield f'{name}: probe is {{"tool": "...", "arguments": {{...}}}}, and may have "expect": "the whole answer"'
     missing = [each for each in server.get("pass_env") or () if isinstance(each, str) and each not in os.environ]
     if missing:
         yield f"{name}: pass_env names {missing[0]}, which is not set"
@@ -99,7 +100,7 @@ def _server(name: str, given: Mapping[str, Any], here: Path) -> Server:
         env={each: os.environ[each] for each in given.get("pass_env", ())} | given.get("env", {}),
         tools=tuple(given["tools"]) if "tools" in given else None, idempotent=tuple(given.get("idempotent", ())),
         probe=None if probe is None else (probe["tool"], probe["arguments"]), token_env=given.get("token_env"),
-        warm=given.get("warm", 0),
+        probe_answer=None if probe is None else probe.get("expect"), warm=given.get("warm", 0),
     )  # fmt: skip
 
 

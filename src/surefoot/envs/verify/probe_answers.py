@@ -91,7 +91,7 @@ def _right(text: str, gold: str, number: PlainNumber | None) -> bool:
 def _traps(gold: str, question: str, wrong: str, number: PlainNumber | None) -> Iterator[Trap]:
     yield Trap("not the answer", f"The answer is not {gold}.")
     yield Trap("several answers", f"{gold} or {wrong}")
-    yield Trap("everything at once", f"{wrong}, {gold}, {gold}, {wrong}, {_around(gold, number)}")
+    yield Trap("everything at once", guesses(gold, wrong))
     yield Trap("longer on the right", f"{gold}7" if number else f"{gold}x")
     yield Trap("longer on the left", f"9{gold}" if number else f"x{gold}")
     yield Trap("a part of it", gold[: len(gold) // 2])
@@ -115,6 +115,27 @@ def _traps(gold: str, question: str, wrong: str, number: PlainNumber | None) -> 
     yield Trap("brackets", "(" * 5000)
     yield Trap("a flood", "lorem ipsum " * 2000)
     yield Trap("an unfinished power", "9**9**9")
+
+
+def guesses(gold: str, wrong: str) -> str:
+    """Many answers at once, the gold one neither first nor last.
+
+    Example:
+        >>> guesses("42", "7")
+        '7, 42, 42, 7, 40 41 42 43 44'
+    """
+    return f"{wrong}, {gold}, {gold}, {wrong}, {_around(gold, read_number(gold))}"
+
+
+def nonsense(question: str) -> str:
+    """A few meaningless words, the same for the same question."""
+    return next(_noise(question)).text
+
+
+def are_apart(one: str, other: str) -> bool:
+    """Whether neither answer is the other one, or a part of it, or the same number."""
+    small, large = sorted((one.strip().casefold(), other.strip().casefold()), key=len)
+    return bool(small) and small not in large and not _right(one, other, read_number(other))
 
 
 def _around(gold: str, number: PlainNumber | None) -> str:

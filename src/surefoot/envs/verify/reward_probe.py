@@ -1,16 +1,17 @@
 """Can this reward be trusted? Asked before training, with answers whose worth is known.
 
-Owns       the four questions put to a reward, and the verdict on it.
-Promises   PASS only when every gold answer earned the full reward, no empty and no adversarial answer did, and every
-           score was the same twice; a missing gold answer or a missing score is never PASS.
+Owns       the questions put to a reward, and the verdict on it.
+Promises   PASS only when every gold answer earned the full reward, no empty and no adversarial answer did, every score
+           was the same twice, and `reward_pay.py` refuses nothing; a missing gold answer or score is never PASS.
 Never      runs a reward function itself.
 
     gold          earns the full reward           else the reward punishes what is right
     empty         earns less                      else silence pays
     adversarial   earns less, each of k           else cheating pays
     repeated      says the same a second time     else it is noise
+    pay           next to nothing for nothing     else a run with it is not started
 
-Read next: `probe_answers.py`, the adversarial answers.
+Read next: `reward_pay.py`, what answers earn; `probe_answers.py`, the adversarial ones.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 
 from surefoot.envs.verify.final_answer import final_answer
 from surefoot.envs.verify.probe_answers import Trap, code_traps, traps
+from surefoot.envs.verify.reward_pay import Pay, Score, Scored, Way, measure
 from surefoot.envs.verify.verifier_kinds import gold_of, problem_of
 from surefoot.envs.verify.verify_choice import gold_letter
 from surefoot.envs.verify.verify_format import broken, read_checks
@@ -34,15 +36,7 @@ _FORM = ("format", "ifeval")
 TASKS_PER_KIND, ADVERSARIAL = 8, 20
 
 
-class Scored(NamedTuple):
-    """The whole reward of one answer, or why there is none."""
-
-    reward: float | None
-    reason: str | None = None
-
-
-Score = Callable[[Sequence[Task], Sequence[str]], Sequence[Scored]]
-"""`score(tasks, answers)`: (N,) the reward that training would give."""
+__all__ = ["ProbeReport", "Score", "Scored", "probe_reward"]
 
 
 class Asked(NamedTuple):
@@ -56,7 +50,7 @@ class Finding(NamedTuple):
     """One thing that is wrong with a reward."""
 
     check: str
-    """gold, empty, adversarial, repeated, or missing."""
+    """gold, empty, adversarial, repeated, pay, or missing."""
     task_id: str
     trap: str
     answer: str
@@ -77,6 +71,8 @@ class KindReport:
     findings: list[Finding] = field(default_factory=list)
     highest: float | None = None
     """The most that an adversarial answer earned."""
+    pay: Pay | None = None
+    """What right, wrong and empty answers earn; None when there was nobody to ask about."""
 
     def wrong(self, check: str) -> int:
         """How many answers failed one check."""
@@ -85,7 +81,7 @@ class KindReport:
     @property
     def verdict(self) -> Verdict:
         """FAIL when something is wrong, INCOMPLETE when something is not known."""
-        if any(self.wrong(check) for check in self.asked):
+        if any(self.wrong(check) for check in ("pay", *self.asked)):
             return Verdict.FAIL
         nothing = not all(self.asked.values())
         return Verdict.INCOMPLETE if nothing or self.without_gold or self.wrong("missing") else Verdict.PASS
@@ -114,6 +110,8 @@ def probe_reward(
     per_kind: int = TASKS_PER_KIND,
     full: float | None = None,
     kind_of: Callable[[Task], str] = lambda task: str(problem_of(task.columns).get("verifier_type", "reward")),
+    busy: Score | None = None,
+    full_mark: float | None = None,
 ) -> ProbeReport:
     """Ask `score` about gold, empty and `k` adversarial answers to a few tasks of each kind, twice.
 
@@ -121,6 +119,8 @@ def probe_reward(
         per_kind: how many tasks of each kind are probed; chosen by hash of their ids.
         full: the full reward; the most that a gold answer of the kind earned, when left out.
         kind_of: how tasks are grouped.
+        busy: as `score`, for an answer that comes after the tool calls that its task expects.
+        full_mark: what an answer earns that every function gives 1, where that is known.
     """
     if k < 1 or per_kind < 1 or not tasks:
         raise RewardError(f"a probe of {len(tasks)} tasks, {per_kind} per kind, with {k} adversarial answers each",
@@ -128,11 +128,35 @@ def probe_reward(
     kinds: dict[str, list[Task]] = {}
     for task in tasks:
         kinds.setdefault(kind_of(task), []).append(task)
-    return ProbeReport(tuple(_probe_kind(score, kind, kinds[kind], k, per_kind, full) for kind in sorted(kinds)))
+    asking = _Asking(score, busy, full_mark)
+    return ProbeReport(tuple(_probe_kind(asking, kind, kinds[kind], k, per_kind, full) for kind in sorted(kinds)))
+
+
+class _Asking(NamedTuple):
+    """Whom to ask, and what is known of the full reward."""
+
+    score: Score
+    busy: Score | None
+    full_mark: float | None
+
+    def twice(self, asked: Sequence[Asked], way: Way) -> tuple[list[Scored], list[Scored]]:
+        """Once, and once more backwards: a grader that remembers, or goes by the place among siblings, may differ."""
+        return self._once(asked, way), self._once(asked[::-1], way)[::-1]
+
+    def _once(self, asked: Sequence[Asked], way: Way) -> list[Scored]:
+        """An empty answer comes without calls, whatever right ones come with."""
+        idle = [each.trap.name == EMPTY and way.calls for each in asked]
+        found: dict[int, Scored] = {}
+        for score, places in ((way.score, [i for i, no in enumerate(idle) if not no]),
+                              (self.score, [i for i, no in enumerate(idle) if no])):  # fmt: skip
+            if places:
+                given = score([asked[i].task for i in places], [asked[i].trap.text for i in places])
+                found |= dict(zip(places, given, strict=True))
+        return [found[i] for i in range(len(asked))]
 
 
 def _probe_kind(
-    score: Score, kind: str, tasks: Sequence[Task], k: int, per_kind: int, full: float | None
+    asking: _Asking, kind: str, tasks: Sequence[Task], k: int, per_kind: int, full: float | None
 ) -> KindReport:
     golds = {task.id: gold for task in tasks if (gold := gold_answer(kind, task)) is not None}
     report = KindReport(kind, without_gold=len(tasks) - len(golds))
@@ -140,10 +164,10 @@ def _probe_kind(
     report.tasks = len(chosen)
     if not chosen:
         return report
-    asked = [each for task in chosen for each in _questions(kind, task, golds, k)]
-    first = list(score([each.task for each in asked], [each.trap.text for each in asked]))
-    # Backwards: a grader that remembers, or compares siblings by their place, has another chance to differ.
-    again = list(score([each.task for each in asked[::-1]], [each.trap.text for each in asked[::-1]]))[::-1]
+    report.pay = measure(kind, chosen, golds, asking.score, asking.busy, asking.full_mark)
+    report.findings += [Finding("pay", r.task_id, r.check, r.answer[:80], r.what) for r in report.pay.refusals()]
+    asked = [each for task in chosen for each in _questions(kind, task, golds, k, report.pay.way)]
+    first, again = asking.twice(asked, report.pay.way)
     earned = [scored.reward for each, scored in zip(asked, first, strict=True) if each.trap.name == GOLD]
     report.full = max((reward for reward in earned if reward is not None), default=None) if full is None else full
     constant = len({scored.reward for scored in first}) == 1
@@ -155,12 +179,14 @@ def _probe_kind(
     return report
 
 
-def _questions(kind: str, task: Task, golds: Mapping[str, str], k: int) -> list[Asked]:
+def _questions(kind: str, task: Task, golds: Mapping[str, str], k: int, way: Way) -> list[Asked]:
+    """Everything that is asked about one task, in the form in which right answers earn most."""
     gold = golds[task.id]
     short = final_answer(gold) or gold
     others = [final_answer(other) or other for name, other in golds.items() if name != task.id][:50]
     made = traps(short, _question(task), others, k, _own_traps(kind, task, gold, k), only_own=kind in _FORM)
-    return [Asked(task, trap) for trap in (Trap(GOLD, gold), Trap(EMPTY, ""), Trap(EMPTY, " \n\t "), *made)]
+    given = [Trap(trap.name, way.put(trap.text)) for trap in made]
+    return [Asked(task, trap) for trap in (Trap(GOLD, way.say(gold)), Trap(EMPTY, ""), Trap(EMPTY, " \n\t "), *given)]
 
 
 def _own_traps(kind: str, task: Task, gold: str, k: int) -> list[Trap]:

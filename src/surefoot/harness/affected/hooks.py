@@ -20,7 +20,7 @@ from surefoot.errors import ConfigError
 from surefoot.harness.affected.choice import Choice, choose
 from surefoot.harness.affected.environment import environment
 from surefoot.harness.affected.evidence import Evidence, sort_out
-from surefoot.harness.affected.options import MARKER
+from surefoot.harness.affected.options import MARKER, TESTMON_NOTE
 from surefoot.harness.affected.remember import Memory, Outside, Ran
 from surefoot.harness.affected.report import Report, dumps, loads, merge
 from surefoot.harness.affected.select import Judge
@@ -83,7 +83,8 @@ class _Base:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Say how many tests were chosen out of how many, and what was odd."""
-        lines = [self.notice, *self.report.notices, *self._count()]
+        note = TESTMON_NOTE if self.config.getoption("affected_testmon", False) else None
+        lines = [note, self.notice, *self.report.notices, *self._count()]
         for line in filter(None, lines):
             terminalreporter.write_line(line)
 

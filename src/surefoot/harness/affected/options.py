@@ -1,15 +1,43 @@
-"""The command-line options of affected-test selection. Loaded in every pytest session, so it imports nothing."""
+"""The command-line options of affected-test selection. Every pytest session loads it, so it imports next to nothing."""
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import os
 from typing import Any
 
 MARKER = "depends_on(glob, ...): files that the test depends on beyond what can be seen; for `pytest --affected`"
 
 
+TESTMON_NOTE = (
+    "affected: --testmon means --affected here: pytest-testmon is not installed, its .testmondata is not read"
+)
+
+
+class _AsAffected(argparse.Action):
+    """`--testmon`, the spelling that other projects know: the same as `--affected`, and that it was spelled so."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        namespace.affected = namespace.affected_testmon = True
+
+
+def has_testmon() -> bool:
+    """Whether pytest-testmon is installed: then `--testmon` is its own, and stays so."""
+    return importlib.util.find_spec("testmon") is not None
+
+
 def add_options(group: Any) -> None:
     """Add `--affected` and its companions to a pytest option group."""
+    if not has_testmon():
+        group.addoption(
+            "--testmon",
+            action=_AsAffected,
+            nargs=0,
+            dest="affected_testmon",
+            default=False,
+            help="the same as --affected, where pytest-testmon is not installed",
+        )
     group.addoption(
         "--affected",
         action="store_true",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from surefoot.errors import StateError
 from surefoot.harness.affected.blocks import Blocks
-from surefoot.harness.files import read_json, write_atomic
+from surefoot.harness.files import make_unseen, read_json, write_atomic
 
 FORMAT = 1
 NAME = ".surefoot/affected.json"
@@ -118,4 +118,5 @@ def save(root: Path, state: State) -> None:
         for test, record in state.tests.items()
     }
     head = {"tool": "surefoot affected", "format": FORMAT}
+    make_unseen((root / NAME).parent)
     write_atomic(root / NAME, json.dumps({**head, **value}, separators=(",", ":")) + "\n")

@@ -73,7 +73,7 @@ class _Bisect:
         if self.options.metric is None:
             return None
         at = self.options.folder / self.options.metrics_at if self.options.metrics_at else None
-        return Measure(self.options.metric, self.options.stat, at)
+        return Measure(self.options.metric, self.options.stat, at, self.options.metrics_at)
 
     def run(self) -> int:
         """Search, and whatever happens: save what was learnt, then put everything back."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.errors import SurefootError
+from surefoot.harness.bisect.suite_evidence import OUT_NAME, trials
 
 Look = dict[str, tuple[int, int]]
 
@@ -25,18 +26,31 @@ class Measure:
     stat: str
     at: Path | None
     """Where the run leaves its metrics; None is the folder given to it as SUREFOOT_BISECT_DIR."""
+    inside: str | None = None
+    """The same below SUREFOOT_BISECT_DIR, where it is looked for first: `suites/SUITE/RECIPE` of a suite."""
 
     def look(self, folder: Path) -> Look:
         """What lies there before the run, so that a leftover of another commit is not taken for a result."""
         return _look(self.at or folder)
+
+    def _own(self, folder: Path) -> Path | None:
+        """Where in the folder of this very run the numbers are; None when they are somewhere else."""
+        if self.inside is not None:
+            return folder / self.inside if (folder / self.inside).exists() else None
+        recipes = trials(folder / OUT_NAME) if self.at is None else []
+        if len(recipes) > 1:
+            names = ", ".join(str(path.relative_to(folder)) for path in recipes)
+            raise NoValueError(f"several recipes ran; name one with --metrics-at: {names}")
+        return recipes[0] if recipes else None
 
     def value(self, folder: Path, before: Look | None) -> float:
         """The number of the run that has just ended."""
         from surefoot.harness.series import is_number
         from surefoot.harness.sources import load_metrics
 
-        where = self.at or folder
-        if self.at is not None and _look(where) == before:
+        own = self._own(folder)
+        where = own or self.at or folder
+        if own is None and self.at is not None and _look(where) == before:
             raise NoValueError(f"{where.name} was not written by this run")
         try:
             metrics = load_metrics(where)

@@ -39,6 +39,8 @@ class Options:
     rebuild: str = ""
     venv_cache: Path | None = None
     skip_codes: tuple[int, ...] = ()
+    crash_is_bad: bool = False
+    """Whether a commit at which the command crashes is blamed; otherwise it is skipped."""
     require_env: tuple[str, ...] = ()
     metric: str | None = None
     worse_than: float | None = None

@@ -19,6 +19,7 @@ from typing import Any
 from surefoot.errors import ConfigError
 from surefoot.harness.bisect.options import Options
 from surefoot.harness.bisect.repository import Repository
+from surefoot.harness.bisect.suite_evidence import OUT
 
 
 class OverrideError(ConfigError):
@@ -37,18 +38,37 @@ def as_json(options: Options) -> dict[str, Any]:
 
 
 def argv(options: Options) -> list[str]:
-    """The command with its extra arguments; a `surefoot suite run` also gets the structured overrides."""
-    words = list(options.command)
-    if _is_suite_run(words):
-        for option, values in (
-            ("--set", options.sets),
-            ("--relax", options.relax),
-            ("--drop-check", options.drop_checks),
-        ):
-            words += [word for value in values for word in (option, value)]
-        if options.relax or options.drop_checks:
-            words += ["--reason", options.reason]
-    return words + shlex.split(options.extra_args)
+    """The command with its extra arguments.
+
+    A `surefoot suite run` also gets the structured overrides and an `--out` of its own for each commit; extra arguments
+    go to its trainer, behind `--`.
+    """
+    words, extra = list(options.command), shlex.split(options.extra_args)
+    if not is_suite_run(words):
+        return words + extra
+    split = words.index("--") if "--" in words else len(words)
+    words, rest = words[:split], words[split:]
+    for option, values in (("--set", options.sets), ("--relax", options.relax), ("--drop-check", options.drop_checks)):
+        words += [word for value in values for word in (option, value)]
+    if options.relax or options.drop_checks:
+        words += ["--reason", options.reason]
+    if given_out(words) is None:
+        words += ["--out", OUT]
+    if extra and not rest and "--" not in extra:
+        rest = ["--"]
+    return words + rest + extra
+
+
+def given_out(words: Sequence[str]) -> str | None:
+    """The folder of `--out` in a command; None when it has none."""
+    for place, word in enumerate(words):
+        if word == "--":
+            return None
+        if word == "--out" and place + 1 < len(words):
+            return words[place + 1]
+        if word.startswith("--out="):
+            return word.removeprefix("--out=")
+    return None
 
 
 def is_surefoot(words: Sequence[str]) -> bool:
@@ -56,7 +76,8 @@ def is_surefoot(words: Sequence[str]) -> bool:
     return _own_words(words) is not None
 
 
-def _is_suite_run(words: Sequence[str]) -> bool:
+def is_suite_run(words: Sequence[str]) -> bool:
+    """Whether the command is `surefoot suite run ...`."""
     return (_own_words(words) or [])[:2] == ["suite", "run"]
 
 
@@ -70,7 +91,10 @@ def _own_words(words: Sequence[str]) -> list[str] | None:
 def named_files(repository: Repository, options: Options, commits: list[str]) -> list[str]:
     """Words of the command that name a file in one of `commits`, as paths from the root; pytest node ids count."""
     found = []
+    suite = is_suite_run(options.command)  # its words name a suite and recipes, and files only as `NAME.toml`
     for word in options.command:
+        if suite and not word.endswith(".toml"):
+            continue
         path = _from_root(repository, options.folder, word.split("::")[0])
         if path is not None and path not in found and any(repository.has_file(commit, path) for commit in commits):
             found.append(path)
@@ -88,6 +112,13 @@ def script(repository: Repository, options: Options, files: list[str]) -> tuple[
     """The file that SED_CLAUSES edits, and whether git tracks it: the first file that the command names."""
     if files:
         return repository.root / files[0], True
+    if is_suite_run(options.command):
+        raise ConfigError(
+            "SED_CLAUSES has no script to edit",
+            f"the command runs a suite by its name: {shlex.join(options.command)}",
+            "--set KEY=VALUE, --relax 'OLD=>NEW' or --drop-check EXPR change a suite; or name its file, which the "
+            "clauses then edit: surefoot suite run suites/NAME.toml",
+        )
     for word in options.command:
         path = options.folder / word
         if path.is_file() and b"\0" not in path.read_bytes()[:4096]:

@@ -78,6 +78,7 @@ def _settings(options: Options) -> list[tuple[str, str | None]]:
     flags = {
         "--no-reset": options.no_reset, "--flaky": options.flaky, "--higher-is-worse": options.higher_is_worse,
         "--save-log": options.save_log, "--skip-good-check": options.skip_good_check,
+        "--crash-is-bad": options.crash_is_bad,
     }  # fmt: skip
     one = {
         "--save-dir": options.save_dir, "--sed": options.sed, "--extra-args": options.extra_args,

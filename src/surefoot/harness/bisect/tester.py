@@ -6,12 +6,15 @@
     126, 127     cannot tell: the command could not be started, which says nothing about the commit
     128 and up   abort: something killed it, and the next commit would be killed too
 
-The command `surefoot ...` is bad only when it says so (1, 78, 79); its other codes are "cannot tell".
+The command `surefoot ...` is bad only when it says so (1, 78, 79); its other codes are "cannot tell": a full disk,
+memory that ran out, a stop, a time limit, rejected arguments. A crash (70, or a signal such as SIGSEGV) is "cannot
+tell" or abort as well, and bad with `--crash-is-bad`. `surefoot suite run` is bad only when a recipe's
+verdict.json says FAIL.
 
 Also "cannot tell": a file that the command names is missing there, the commit or a submodule of it cannot be checked
 out, its environment cannot be built, or it exits with 2 while EXTRA_SCRIPT_ARGS is set (the script rejects them).
 
-Never      turns a failure of the surroundings into a bad commit.
+Never      turns what it can see to be a failure of the surroundings into a bad commit.
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import signal
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from surefoot.errors import StateError
-from surefoot.harness.bisect import overrides
+from surefoot.harness.bisect import overrides, suite_evidence
 from surefoot.harness.bisect.environment import BuildError, Environments
 from surefoot.harness.bisect.evidence import Evidence, Visit
 from surefoot.harness.bisect.measure import Measure, NoValueError
@@ -33,11 +37,18 @@ from surefoot.harness.bisect.options import Options
 from surefoot.harness.bisect.repository import Repository
 from surefoot.harness.bisect.session import BAD, GOOD, SKIP
 from surefoot.harness.bisect.signals import Stop
+from surefoot.harness.bisect.suite_evidence import OUT, OUT_NAME
 from surefoot.harness.git import GitError
 
 CANNOT_TELL = 125
-_NO_VERDICT = frozenset({2, 3, 4, 5, 70, 74, 75, 76, 77})
-"""Exit codes of our own commands that say "could not judge": usage, state, input, a bug, the disk, a stop, a stall."""
+_FAILED, _CRASHED = 1, 70
+_NO_VERDICT = {
+    2: "its arguments are refused", 3: "", 4: "its input is refused", 5: "unsafe", _CRASHED: "it broke",
+    74: "disk or memory ran out", 75: "it was stopped", 76: "out of time", 77: "engines or workers are gone",
+}  # fmt: skip
+"""Exit codes of our own commands that say "could not judge", and why."""
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+"""Signals that a program brings upon itself."""
 
 
 class AbortError(StateError):
@@ -50,6 +61,8 @@ class SkipError(Exception):
 
 def classify(code: int, options: Options) -> tuple[str, str]:
     """What an exit code says about the commit, and why. A code that means abort is an `AbortError`."""
+    if options.crash_is_bad and _is_crash(code, options):
+        return BAD, f"exit {code}: it crashed (--crash-is-bad)"
     if code < 0 or code >= 128:
         what = f"signal {-code}" if code < 0 else f"exit {code}"
         raise AbortError(
@@ -64,8 +77,14 @@ def classify(code: int, options: Options) -> tuple[str, str]:
     if code == 2 and options.extra_args:
         return SKIP, "exit 2: the script rejects EXTRA_SCRIPT_ARGS"
     if code in _NO_VERDICT and overrides.is_surefoot(options.command):
-        return SKIP, f"exit {code}: surefoot gave no verdict"
+        why = _NO_VERDICT[code]
+        return SKIP, f"exit {code}: surefoot gave no verdict" + (f" ({why})" if why else "")
     return (GOOD, "exit 0") if code == 0 else (BAD, f"exit {code}")
+
+
+def _is_crash(code: int, options: Options) -> bool:
+    number = -code if code < 0 else code - 128
+    return number in _CRASHES or (code == _CRASHED and overrides.is_surefoot(options.command))
 
 
 @dataclass
@@ -149,7 +168,7 @@ class Tester:
         entry: dict[str, Any] = {"sample": number, "seed": seed, "exit_code": code}
         visit.samples.append(entry)
         self._tidy(visit)
-        answer, reason = classify(code, self.options)
+        answer, reason = self._judge(code, visit.commit, folder)
         if self.measure is not None and answer != SKIP:
             if answer == BAD:
                 raise SkipError(f"exit {code}: a run that failed has no metric")
@@ -159,13 +178,32 @@ class Tester:
                 raise SkipError(str(error)) from error
         return answer, reason
 
+    def _judge(self, code: int, commit: str, folder: Path) -> tuple[str, str]:
+        """What the exit code says; a suite's "failed" is believed only with the verdict that it left."""
+        answer, reason = classify(code, self.options)
+        if code != _FAILED or answer != BAD or not overrides.is_suite_run(self.options.command):
+            return answer, reason
+        found = suite_evidence.look(self._suite_out(folder), commit)
+        if found.failed:
+            return BAD, f"exit 1: {found.failed}"
+        if not found.verdicts and self.options.crash_is_bad:
+            return BAD, "exit 1: surefoot crashed before it judged anything (--crash-is-bad)"
+        return SKIP, "exit 1: surefoot left no recipe with the verdict FAIL"
+
+    def _suite_out(self, folder: Path) -> Path:
+        given = overrides.given_out(self.options.command)
+        return folder / OUT_NAME if given is None else self.options.folder / given
+
     def _run(self, variables: dict[str, str], output: Path) -> int:
         path = overrides.script(self.repository, self.options, self.files)[0] if self.options.sed else None
         try:
             with overrides.edited(path, self.options.sed):
-                return self._call(overrides.argv(self.options), variables, output)
+                return self._call(self._words(output.parent), variables, output)
         except overrides.OverrideError as error:
             raise SkipError(error.what) from error
+
+    def _words(self, folder: Path) -> list[str]:
+        return [str(folder / OUT_NAME) if word == OUT else word for word in overrides.argv(self.options)]
 
     def _prepare(self, visit: Visit) -> dict[str, str]:
         """Check the commit out and build its environment, unless that is where we are."""
@@ -192,6 +230,8 @@ class Tester:
 
     def _about(self, folder: Path, number: int, seed: int) -> dict[str, str]:
         told = {"SUREFOOT_BISECT_DIR": str(folder), "SUREFOOT_SAMPLE": str(number), "SUREFOOT_SEED": str(seed)}
+        if overrides.is_suite_run(self.options.command):
+            told["EXTRA_SCRIPT_ARGS"] = ""  # they are words of the command by now, and a suite on Slurm adds them too
         return told | {"SUREFOOT_OVERRIDES": json.dumps(overrides.as_json(self.options))}
 
     def _call(self, words: list[str], variables: dict[str, str], output: Path) -> int:

@@ -3,7 +3,8 @@
     text --tokens--> tokens --parser--> tree --kinds--> a tree that fits --evaluate + metrics--> row --report--> table
 
 Promises   nothing is ever handed to Python's evaluator; work is bounded by the counts in `limits.py`; all expressions
-           are read before the first is judged; missing, empty or non-finite evidence is a FAIL with its reason.
+           are read before the first is judged; missing, empty or non-finite evidence is a FAIL with its reason; a
+           number that is marked "unavailable" is no evidence at all (INCOMPLETE, exit 3).
 
 Example:
     >>> from surefoot.harness.series import Metrics, Series
@@ -27,7 +28,7 @@ from surefoot.harness.checks.kinds import HINTS, Kinds
 from surefoot.harness.checks.limits import MAX_CHECKS
 from surefoot.harness.checks.parser import parse
 from surefoot.harness.checks.points import Points, Range
-from surefoot.harness.checks.problems import CheckFailedError
+from surefoot.harness.checks.problems import CheckFailedError, UnavailableError
 from surefoot.harness.checks.report import Report, Row
 from surefoot.harness.checks.signatures import BOOL
 from surefoot.harness.checks.trace import show
@@ -55,6 +56,8 @@ class Check:
         try:
             answer = evaluator.value(self.tree)
             passed, message = self._verdict(answer, evaluator)
+        except UnavailableError as missing:
+            return Row(self.expression, Verdict.INCOMPLETE, None, str(missing))
         except CheckFailedError as failure:
             passed, message = False, str(failure)
         failing = [seen for seen in evaluator.seen if not seen.held]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from surefoot.errors import ConfigError, StateError
 from surefoot.harness.bands import MIN_RUNS, prediction_band
 from surefoot.harness.baseline import Baseline, Baselines, baseline_names, load_baseline
 from surefoot.harness.checks import Report, parse_check, run_checks
 from surefoot.harness.files import write_atomic
+from surefoot.harness.series import Metrics, describe
 from surefoot.harness.sources import load_metrics
 from surefoot.harness.tables import table
 
@@ -22,7 +24,7 @@ def judge_source(
 
     The checks are read first: a mistake in one of them is told before a large log is loaded.
     """
-    checks = [*expressions, *(read_checks(checks_file) if checks_file is not None else [])]
+    checks = all_checks(expressions, checks_file)
     if not checks:
         raise ConfigError("no checks were given", "a run without checks is not judged", "add an expression in quotes")
     for check in checks:
@@ -31,6 +33,11 @@ def judge_source(
         load_baseline(baselines.folder, baselines.default)
     metrics = load_metrics(source)
     return run_checks(metrics, checks, baselines), [f"note: {note}" for note in metrics.notes]
+
+
+def all_checks(expressions: Sequence[str], checks_file: Path | None) -> list[str]:
+    """Those of the command line, then those of the file."""
+    return [*expressions, *(read_checks(checks_file) if checks_file is not None else [])]
 
 
 def read_checks(path: Path) -> list[str]:
@@ -86,3 +93,33 @@ def _bands(baseline: Baseline, alpha: float) -> list[list[str]]:
             text = f"not enough runs: {MIN_RUNS} are needed"
         rows.append([metric, str(len(values)), text])
     return rows
+
+
+def list_metrics(metrics: Metrics) -> str:
+    """A table of what a source recorded: each metric as a check writes it, how many points, and the last value."""
+    rows = [
+        [f'data["{name}"]', str(each["points"]), f"{each['first_step']} to {each['last_step']}", each["last"]]
+        for name, each in metric_facts(metrics).items()
+    ]
+    return table(f"Metrics of {metrics.source}", ["Metric", "Points", "Steps", "Last value"], rows)
+
+
+def metric_facts(metrics: Metrics) -> dict[str, Any]:
+    """The same, for machines."""
+    return {
+        name: {
+            "points": len(series), "first_step": series.steps[0], "last_step": series.steps[-1],
+            "last": describe(series[series.steps[-1]]),
+        }
+        for name, series in sorted(metrics.items()) if series.steps
+    }  # fmt: skip
+
+
+def nothing_judged(metrics: Metrics) -> ConfigError:
+    """The error for a source that no check was made of: to have looked at it is no evidence."""
+    name = next((name for name in ("reward", "loss") if name in metrics), sorted(metrics)[0])
+    value = f'data["{name}"]' if metrics[name].single else f'last(data["{name}"])'
+    return ConfigError(
+        "no checks were given", "a run without checks is not judged",
+        f"add an expression in quotes, such as '{value} > 0'",
+    )  # fmt: skip

@@ -17,10 +17,11 @@ from surefoot.harness.checks import nodes as n
 from surefoot.harness.checks.functions import HELPERS, Share
 from surefoot.harness.checks.limits import CALL_OPERATIONS, MAX_OPERATIONS, OPERATIONS_PER_POINT
 from surefoot.harness.checks.points import Points, Range, joined, one_number, select, usable
-from surefoot.harness.checks.problems import CheckFailedError, refuse
+from surefoot.harness.checks.problems import CheckFailedError, UnavailableError, refuse
 from surefoot.harness.checks.signatures import BOOL, NUMBER, REQUIRED, Helper, bind, is_whole
 from surefoot.harness.checks.trace import ARITHMETIC, COMPARISON, Seen, show, told
 from surefoot.harness.series import Metrics, Series, is_number
+from surefoot.harness.unavailable import is_unavailable
 
 Baseline = Callable[[Series, Mapping[str, Any], Range], tuple[bool, float, str]]
 
@@ -119,6 +120,10 @@ class Evaluator:
         if series is None and name in self.metrics.odd:
             raise CheckFailedError(f"{name} cannot be used: {self.metrics.odd[name]}")
         if series is not None and series.name not in self.named:
+            if any(map(is_unavailable, series.values())):  # before any condition on it: none may drop it quietly
+                raise UnavailableError(
+                    f"{series.name} is unavailable: nobody measured it, so there is nothing to judge"
+                )
             self.named.add(series.name)
             self.limit += OPERATIONS_PER_POINT * len(series)
         return series

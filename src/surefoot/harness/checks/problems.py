@@ -1,4 +1,4 @@
-"""The two ways a check can go wrong: it cannot be read (usage), or what it reads does not hold (a FAIL)."""
+"""How a check can go wrong: it cannot be read (usage), what it reads does not hold (a FAIL), or nobody measured it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ _WINDOW = 100
 
 class CheckFailedError(Exception):
     """The evidence does not allow PASS; the text becomes the row's message."""
+
+
+class UnavailableError(CheckFailedError):
+    """A number that the check asks for was never measured: no evidence, for PASS or for FAIL."""
 
 
 class CheckSyntaxError(ConfigError):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
+from surefoot.errors import StateError
 from surefoot.harness.tables import table
 from surefoot.records import Verdict
 
@@ -19,7 +20,7 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One check: PASS or FAIL, the value that decided, and why."""
+    """One check: PASS, FAIL or, without evidence, INCOMPLETE; the value that decided, and why."""
 
     check: str
     status: Verdict
@@ -40,9 +41,16 @@ class Report:
 
     @property
     def status(self) -> Verdict:
-        """PASS when there are rows and all of them passed."""
-        passed = bool(self.rows) and all(row.status is Verdict.PASS for row in self.rows)
-        return Verdict.PASS if passed else Verdict.FAIL
+        """PASS when there are rows and all of them passed; INCOMPLETE when none failed and some have no evidence."""
+        found = {row.status for row in self.rows}
+        if found == {Verdict.PASS}:
+            return Verdict.PASS
+        return Verdict.INCOMPLETE if found and found <= {Verdict.PASS, Verdict.INCOMPLETE} else Verdict.FAIL
+
+    @property
+    def exit_code(self) -> int:
+        """0 when all passed, 1 when one failed, 3 when what could decide was never measured."""
+        return {Verdict.PASS: 0, Verdict.INCOMPLETE: StateError.exit_code}.get(self.status, 1)
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints, as objects."""
@@ -83,7 +91,7 @@ def _junit_case(row: Row) -> list[str]:
         return [head + "/>"]
     return [
         head + ">",
-        f'      <failure type="FAIL" message={quoteattr(message)}>{escape(f"value: {value}")}</failure>',
+        f'      <failure type="{row.status}" message={quoteattr(message)}>{escape(f"value: {value}")}</failure>',
         "    </testcase>",
     ]
 

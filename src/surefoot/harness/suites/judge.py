@@ -1,13 +1,14 @@
 """The verdict on one trial, from its exit status, its numbers and its checks; written to `verdict.json`.
 
-    trainer failed              ERROR        before any number is looked at
-    stopped, or out of time     INCOMPLETE
+    trainer failed              ERROR        before any number is looked at; exit 70, 74, 2 ... by what ended it
+    stopped, or out of time     INCOMPLETE   exit 75 or 76
     no numbers, or unreadable   ERROR        nobody can tell (exit 3)
-    fewer than max_steps        INCOMPLETE   checks, when asked for, are for information
-    a check did not pass        FAIL
+    fewer than max_steps        INCOMPLETE   exit 70; checks, when asked for, are for information
+    a check did not pass        FAIL         exit 1
     otherwise                   PASS
 
-Promises   every check that was asked for has a row; a missing row is a FAIL.
+Promises   every check that was asked for has a row; a missing row is a FAIL; exit 1 is said only where numbers
+           were measured and failed, so that a bisect can believe it.
 Never      reads the log: words that a model was prompted with decide nothing.
 """
 
@@ -15,11 +16,23 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefoot.errors import StateError, SurefootError
+from surefoot.errors import (
+    CollapseStopError,
+    FleetError,
+    InputError,
+    MemoryLimitError,
+    NumericsError,
+    SecurityError,
+    StalledError,
+    StateError,
+    SurefootError,
+)
 from surefoot.harness.files import read_json, write_json
 from surefoot.harness.scrub import scrub
 from surefoot.harness.series import Metrics
@@ -29,6 +42,18 @@ from surefoot.harness.suites.plan import Trial
 from surefoot.records import Verdict
 
 PASSED, FAILED, USAGE, UNKNOWN, STOPPED = 0, 1, 2, 3, 75
+CRASHED = SurefootError.exit_code
+"""The trainer broke: an exit status or signal that says no more, or success with fewer steps than were asked for."""
+NO_ROOM = MemoryLimitError.exit_code
+"""Disk or memory ran out; also SIGKILL, which is how the kernel ends a process when memory runs out."""
+OUT_OF_TIME = StalledError.exit_code
+_BAD_NUMBERS = (NumericsError.exit_code, CollapseStopError.exit_code)
+_ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals by which people and schedulers end a process."""
+_NOT_STARTED = (126, 127)
+"""What a shell, or a container, says of a command that it cannot start."""
+_OWN = (UNKNOWN, InputError.exit_code, SecurityError.exit_code, OUT_OF_TIME, FleetError.exit_code)
+"""Codes of `surefoot train` that are handed on as they are: from it they have a meaning, from others they have none."""
 PROGRESS = "train/loss"
 """Its last step says how far a training got; the flat `loss` counts as well."""
 KEYS = (
@@ -65,7 +90,7 @@ class Judgement:
 
 def judge(trial: Trial, ending: Ending) -> Judgement:
     """Judge a trial that has ended; writes `metrics.json` beside the verdict when there are numbers."""
-    early = _by_ending(trial.recipe, ending)
+    early = _by_ending(trial, ending)
     metrics: Metrics | None = None
     trouble = ""
     try:
@@ -129,17 +154,52 @@ def read_verdict(trial: Trial) -> dict[str, Any] | None:
     return record if asked and steps >= trial.recipe.max_steps and record["status"] == wanted else None
 
 
-def _by_ending(recipe: Recipe, ending: Ending) -> Judgement | None:
+def _by_ending(trial: Trial, ending: Ending) -> Judgement | None:
+    recipe = trial.recipe
     which = f" (run {ending.run} of {recipe.num_runs})" if recipe.num_runs > 1 else ""
     if ending.stopped:
         return Judgement(Verdict.INCOMPLETE, (f"stopped on request{which}",), STOPPED)
     if ending.out_of_time:
-        return Judgement(Verdict.INCOMPLETE, (f"out of time after {recipe.minutes:g} minutes{which}",), FAILED)
+        return Judgement(Verdict.INCOMPLETE, (f"out of time after {recipe.minutes:g} minutes{which}",), OUT_OF_TIME)
     if ending.infrastructure or ending.lost:
         return Judgement(Verdict.ERROR, (f"{ending.why or 'the trainer could not be run'}{which}",), UNKNOWN)
     if ending.exit_code:
-        return Judgement(Verdict.ERROR, (f"the trainer failed: {exit_words(ending.exit_code)}{which}",), FAILED)
+        return _by_exit(trial, ending.exit_code, which)
     return None
+
+
+def _by_exit(trial: Trial, code: int, which: str) -> Judgement:
+    """What a trainer's exit status says: its own verdict, where it has one, or who is to blame."""
+    said = exit_words(code)
+    own = own_trainer(trial.recipe.command)
+    if own and (code in _BAD_NUMBERS or (code == FAILED and _own_fail(trial))):
+        return Judgement(Verdict.FAIL, (f"the trainer's own verdict is not PASS: {said}{which}",), FAILED)
+    number = -code if code < 0 else code - 128 if code > 128 else 0
+    if number in _ASKED or code == STOPPED:
+        return Judgement(Verdict.INCOMPLETE, (f"the trainer was stopped from outside: {said}{which}",), STOPPED)
+    if number == signal.SIGKILL or code == NO_ROOM:
+        reason = f"the trainer failed: {said}{which}, as when memory or the disk is full"
+        return Judgement(Verdict.ERROR, (reason,), NO_ROOM)
+    if code == USAGE:
+        return Judgement(Verdict.ERROR, (f"the trainer rejects its arguments: {said}{which}",), USAGE)
+    if code in _NOT_STARTED:
+        return Judgement(Verdict.ERROR, (f"the trainer could not be started: {said}{which}",), UNKNOWN)
+    reason = f"the trainer failed: {said}{which}"
+    return Judgement(Verdict.ERROR, (reason,), code if own and code in _OWN else CRASHED)
+
+
+def own_trainer(command: Sequence[str]) -> bool:
+    """Whether a recipe's command is ours, whose exit codes we know: `surefoot ...` or `{python} -m surefoot ...`."""
+    return bool(command) and (os.path.basename(command[0]) == "surefoot" or tuple(command[1:3]) == ("-m", "surefoot"))
+
+
+def _own_fail(trial: Trial) -> bool:
+    """Whether our trainer left the verdict FAIL; 1 without it is how Python ends on an import that failed."""
+    try:
+        record = read_json(trial.run / "verdict.json")
+    except StateError:
+        return False
+    return isinstance(record, dict) and record.get("status") == Verdict.FAIL
 
 
 def _by_numbers(trial: Trial, metrics: Metrics, reached: int | None, ending: Ending) -> Judgement:
@@ -152,7 +212,7 @@ def _by_numbers(trial: Trial, metrics: Metrics, reached: int | None, ending: End
     steps = f"{reached} of {recipe.max_steps} steps"
     if reached < recipe.max_steps:
         rows = _rows(trial, metrics) if recipe.early_checks else ()
-        return Judgement(Verdict.INCOMPLETE, (f"only {steps}",), FAILED, rows, reached)
+        return Judgement(Verdict.INCOMPLETE, (f"only {steps}",), CRASHED, rows, reached)
     try:
         rows = _rows(trial, metrics)
     except SurefootError as error:  # a baseline that is missing or torn: no answer, and never a PASS
@@ -160,10 +220,13 @@ def _by_numbers(trial: Trial, metrics: Metrics, reached: int | None, ending: End
             Verdict.ERROR, (steps, f"the checks could not be run: {error.what}"), error.exit_code, (), reached
         )
     failed = [row for row in rows if row["status"] != Verdict.PASS]
+    unknown = bool(failed) and all(row["status"] == Verdict.INCOMPLETE for row in failed)
     reasons = [steps, f"{len(rows) - len(failed)} of {len(rows)} checks passed"]
     if ending.exit_code is None:
         reasons.append("the trainer ran earlier; its exit status is not known")
     reasons += [f"{row['check']}: {row['message']}" for row in failed]
+    if unknown:  # what could decide was never measured
+        return Judgement(Verdict.ERROR, tuple(reasons), UNKNOWN, rows, reached)
     passed = bool(rows) and not failed
     status, code = (Verdict.PASS, PASSED) if passed else (Verdict.FAIL, FAILED)
     return Judgement(status, tuple(reasons), code, rows, reached)
@@ -180,7 +243,7 @@ def _rows(trial: Trial, metrics: Metrics) -> tuple[dict[str, Any], ...]:
         if answer is None or answer.check != check:
             rows.append({"check": check, "status": str(Verdict.FAIL), "value": None, "message": "no answer"})
         else:
-            status = Verdict.PASS if answer.status is Verdict.PASS else Verdict.FAIL
+            status = answer.status if answer.status in (Verdict.PASS, Verdict.INCOMPLETE) else Verdict.FAIL
             value = _plain(answer.value)
             rows.append({"check": check, "status": str(status), "value": value, "message": answer.message})
     return tuple(rows)
@@ -202,8 +265,8 @@ def _plain(value: Any) -> Any:
 
 
 def worst_exit(codes: Sequence[int]) -> int:
-    """One exit code for several: a stop wins, then a definite failure, then what nobody can tell."""
-    for code in (STOPPED, FAILED, USAGE, UNKNOWN):
+    """One exit code for several: a stop wins, then a check that failed, then a crash, then what nobody can tell."""
+    for code in (STOPPED, FAILED, CRASHED, USAGE, UNKNOWN):
         if code in codes:
             return code
     return max(codes, default=UNKNOWN)

@@ -20,12 +20,22 @@ from surefoot.harness.scrub import is_secret_name
 from surefoot.harness.suites import folders
 from surefoot.harness.suites.executors.base import Job
 from surefoot.harness.suites.executors.slurm import SlurmExecutor, SlurmSettings, sbatch_argv, script_path
-from surefoot.harness.suites.judge import FAILED, PASSED, STOPPED, Ending
+from surefoot.harness.suites.judge import PASSED, STOPPED, Ending
 from surefoot.harness.suites.manifest import Recipe, Suite, refuse
 from surefoot.harness.suites.plan import Trial, trials_of
 from surefoot.harness.suites.reading import VARIABLE
 from surefoot.harness.suites.rules import untracked
-from surefoot.harness.suites.run import Outcome, Say, StopFlag, conclude, ending_of, facts_of, job_of, wait
+from surefoot.harness.suites.run import (
+    Outcome,
+    Say,
+    StopFlag,
+    conclude,
+    ending_of,
+    exit_code_of,
+    facts_of,
+    job_of,
+    wait,
+)
 from surefoot.harness.suites.snapshot import Code, identify, snapshot_folder, take_snapshot
 
 REQUIRED = ("CONTAINER", "ACCOUNT", "PARTITION", "MOUNTS", "HF_HOME", "HF_DATASETS_CACHE")
@@ -195,8 +205,7 @@ def _watch(jobs: Sequence[tuple[Trial, list[str]]], executor: SlurmExecutor, say
     say("")
     for outcome in outcomes:
         say(f"{words_for(outcome):<12}  {outcome.trial.label}")
-    failed = any(outcome.record["status"] != "PASS" for outcome in outcomes if outcome.trial.recipe.required)
-    return FAILED if failed else PASSED
+    return exit_code_of(outcomes, len(jobs))
 
 
 def words_for(outcome: Outcome) -> str:

@@ -31,6 +31,8 @@ from surefoot.harness.tables import table
 from surefoot.records import Verdict
 
 EXECUTORS = ("local", "docker", "slurm")
+BISECT_DIR, BISECT_OUT = "SUREFOOT_BISECT_DIR", "suites"
+"""The variable by which `surefoot bisect` names the folder of a commit, and where in it the runs of a suite go."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +69,9 @@ def suites_folder(given: Path | None, cwd: Path) -> tuple[Path, Path]:
 
 
 def find_suite(name: str, given: Path | None, cwd: Path) -> Suite:
-    """The suite of that name; `suites/NAME.toml`, or a path to a manifest."""
+    """The suite of that name, `suites/NAME.toml`; or the one in a manifest that is named by its path."""
+    if name.endswith(".toml") or "/" in name:
+        return _suite_at(name, given, cwd)
     folder, root = suites_folder(given, cwd)
     known = [path.stem for path in find_suites(folder)]
     if name not in known:
@@ -79,9 +83,23 @@ def find_suite(name: str, given: Path | None, cwd: Path) -> Suite:
     return load_suite(folder / f"{name}.toml", root)
 
 
+def _suite_at(name: str, given: Path | None, cwd: Path) -> Suite:
+    if given is not None:
+        raise ConfigError(
+            f"{name} is a path, and --suites {given} names a folder", "one of them says where the suite is", "drop one"
+        )
+    path = cwd / name
+    if not path.is_file() or path.suffix != ".toml":
+        raise ConfigError(
+            f"{name} is not a suite's file", "a suite is a TOML file", "surefoot suite run suites/NAME.toml, or NAME"
+        )
+    return load_suite(path, git.root_of(path.parent) or path.parent)
+
+
 def make_request(
-    suite: Suite, names: Sequence[str], overrides: Overrides, extra_args: Sequence[str], executor: str, out: Path | None
-) -> Request:
+    suite: Suite, names: Sequence[str], overrides: Overrides, extra_args: Sequence[str], executor: str,
+    out: Path | None, environ: Mapping[str, str] | None = None,
+) -> Request:  # fmt: skip
     """Choose recipes and change them as asked; refuses what is broken before anything happens."""
     if executor not in EXECUTORS:
         raise ConfigError(
@@ -97,11 +115,17 @@ def make_request(
     refuse_broken(suite, chosen)  # as written: an override may change sizes, the name stays
     changed = apply(overrides, chosen)
     refuse_broken_checks(suite, changed)
-    folder = (Path.cwd() / out) if out is not None else suite.root / "runs" / "suites"
+    folder = out if out is not None else out_folder(suite.root, environ or {})
     return Request(
-        suite=suite, recipes=tuple(changed), out=folder.absolute(), executor=executor, overrides=overrides,
-        extra_args=tuple(extra_args),
+        suite=suite, recipes=tuple(changed), out=(Path.cwd() / folder).absolute(), executor=executor,
+        overrides=overrides, extra_args=tuple(extra_args),
     )  # fmt: skip
+
+
+def out_folder(root: Path, environ: Mapping[str, str]) -> Path:
+    """Where runs go unless told otherwise; under `surefoot bisect` each commit has a folder of its own."""
+    own = environ.get(BISECT_DIR)
+    return Path(own) / BISECT_OUT if own else root / "runs" / "suites"
 
 
 def refuse_broken_checks(suite: Suite, recipes: Sequence[Recipe]) -> None:

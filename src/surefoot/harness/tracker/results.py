@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import StateError
-from surefoot.harness.files import read_json, write_json
+from surefoot.harness.files import make_unseen, read_json, write_json
 from surefoot.harness.tracker.journal import JournalWriter, read_journals
 from surefoot.harness.tracker.keys import keys, printable
 
@@ -142,6 +142,7 @@ class Results:
         result = merged(self.journals) | outcome
         self.notes += [*result["key_notes"], *result["problems"]]
         copy = self.session.folder / HISTORY / f"{self.session.id}.json"
+        make_unseen(copy.parent)
         write_json(copy, result)
         write_json(self.session.folder / LATEST, result)
         self.close()
@@ -159,7 +160,7 @@ class Results:
     def _hold(self) -> None:
         """A shared lock says that a process of this session lives; the kernel takes it back, also after kill -9."""
         if self._lock is None:
-            self.journals.mkdir(parents=True, exist_ok=True)
+            make_unseen(self.journals)
             self._lock = os.open(self.journals / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_SH)
 
@@ -193,6 +194,7 @@ def recover(folder: Path) -> list[str]:
 def _recover(folder: Path, journals: Path) -> str:
     copy = folder / HISTORY / f"{journals.name}.json"
     try:
+        make_unseen(copy.parent)
         write_json(copy, merged(journals) | {"recovered": True})
     except StateError as error:
         return f"an earlier session died and its journal cannot be read ({error.what}); look into {journals}"

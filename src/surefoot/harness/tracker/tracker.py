@@ -13,9 +13,11 @@ from typing import Any
 from surefoot.harness.tracker.journal import END, START, TRACK, JournalWriter
 from surefoot.harness.tracker.memory import DefaultMonitor, MemoryMonitor
 from surefoot.harness.tracker.values import NonFiniteError, plain
+from surefoot.harness.unavailable import TAG, Unavailable
 
-UNAVAILABLE = "unavailable"
-"""What `log_max_mem` records when nobody can say how much memory is in use."""
+UNAVAILABLE = TAG
+"""What is recorded when nobody can say how much memory is in use."""
+_NOBODY = "no device of which anybody can say how much memory is in use"
 
 
 class Tracker:
@@ -38,7 +40,7 @@ class Tracker:
         """Record `value` under `name`.
 
         Args:
-            value: anything JSON holds: None, bool, numbers, text, lists, dicts with text keys.
+            value: anything JSON holds: None, bool, numbers, text, lists, dicts with text keys; or `Unavailable`.
             overwrite: replace what was tracked under this name before; without it a second value is refused.
 
         Raises:
@@ -57,10 +59,14 @@ class Tracker:
         if refused is not None:
             raise refused
 
-    def get_max_mem(self) -> float | None:
-        """Memory in use on the fullest device, in MiB; None when nobody can say. See `memory.py` for who is asked."""
+    def get_max_mem(self) -> float | Unavailable:
+        """Memory in use on the fullest device, in MiB. See `memory.py` for who is asked.
+
+        When nobody can say it is `Unavailable`, and so is every difference with it: tracked, it stays "unavailable".
+        """
         reading = self._monitor.read()
-        return None if reading is None else reading.highest
+        highest = None if reading is None else reading.highest
+        return Unavailable(_NOBODY) if highest is None else highest
 
     def log_max_mem(self, name: str) -> None:
         """Record `get_max_mem()` under `name`, or "unavailable"; the source goes to `_NAME_source`."""

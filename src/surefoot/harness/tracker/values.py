@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from surefoot.harness.unavailable import TAG, Unavailable
+
 NON_FINITE = "non-finite: "
 """How NaN and infinity are written down: `"non-finite: nan"`. JSON has no such numbers."""
 _DEPTH = 50
@@ -37,6 +39,8 @@ def _copy(value: Any, where: str, depth: int, found: list[str]) -> Any:
         raise TypeError(f"{where} is nested more than {_DEPTH} deep, or contains itself")
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, Unavailable):
+        return TAG
     if isinstance(value, int):
         return _whole(int(value), where)
     if isinstance(value, float):

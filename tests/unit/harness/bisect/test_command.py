@@ -15,7 +15,10 @@ from surefoot.errors import ConfigError, StateError, StoppedError
 from surefoot.harness.bisect.command import bisect
 from surefoot.harness.bisect.options import Options
 from surefoot.harness.bisect.overrides import argv, edited
+from surefoot.harness.bisect.suite_evidence import OUT, Found, look
+from surefoot.harness.bisect.tester import AbortError, classify
 
+CHANGES = ["--set", "a=1", "--drop-check", "x > 0", "--reason", "why"]
 BREAKS_AT_5 = "#!/bin/sh\ntest $(cat n) -lt 5\n"
 
 
@@ -124,6 +127,7 @@ def test_dirty_submodules_are_refused(made: History, tmp_path: Path) -> None:
         ({"rates": (0.5, 0.5), "flaky": True}, "shares of failing runs"),
         ({"command": ("/no/such/program",)}, "GOOD"),
         ({"sed": "s/a/b/", "command": ("true",)}, "no script to edit"),
+        ({"sed": "s/a/b/", "command": ("surefoot", "suite", "run", "n")}, "--relax 'OLD=>NEW'"),
         ({"sed": "s/nothing-like-it/b/"}, "change nothing"),
         ({"sed": "s/unfinished"}, "are refused"),
     ],
@@ -411,17 +415,82 @@ def test_an_edited_script_is_put_back_when_a_stop_comes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "appended"),
     [
-        (("surefoot", "suite", "run", "nightly"), ["--set", "a=1", "--drop-check", "x > 0", "--reason", "why"]),
-        (
-            (sys.executable, "-m", "surefoot", "suite", "run", "n"),
-            ["--set", "a=1", "--drop-check", "x > 0", "--reason", "why"],
-        ),
-        (("bash", "surefoot", "suite", "run"), []),
+        (("surefoot", "suite", "run", "nightly"), [*CHANGES, "--out", OUT, "--", "--last"]),
+        ((sys.executable, "-m", "surefoot", "suite", "run", "n"), [*CHANGES, "--out", OUT, "--", "--last"]),
+        (("surefoot", "suite", "run", "n", "--out", "mine"), [*CHANGES, "--", "--last"]),
+        (("surefoot", "suite", "run", "n", "--out=mine"), [*CHANGES, "--", "--last"]),
+        (("bash", "surefoot", "suite", "run"), ["--last"]),
     ],
 )
 def test_a_suite_gets_the_structured_overrides_as_options(command: tuple[str, ...], appended: list[str]) -> None:
     options = Options(command=command, sets=("a=1",), drop_checks=("x > 0",), reason="why", extra_args="--last")
-    assert argv(options) == [*command, *appended, "--last"]
+    assert argv(options) == [*command, *appended]
+
+
+def test_overrides_of_a_suite_stand_before_the_words_of_its_trainer() -> None:
+    words = ("surefoot", "suite", "run", "n", "--", "lr=1")
+    assert argv(Options(command=words, sets=("a=1",), extra_args="--last")) == [
+        *("surefoot", "suite", "run", "n", "--set", "a=1", "--out", OUT, "--", "lr=1", "--last")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "more", "answer"),
+    [
+        (1, ("surefoot", "check"), {}, "bad"),
+        (70, ("surefoot", "suite", "run", "n"), {}, "skip"),
+        (70, ("surefoot", "suite", "run", "n"), {"crash_is_bad": True}, "bad"),
+        (74, ("surefoot", "suite", "run", "n"), {"crash_is_bad": True}, "skip"),
+        (76, ("surefoot", "suite", "run", "n"), {"crash_is_bad": True}, "skip"),
+        (2, ("surefoot", "suite", "run", "n"), {"crash_is_bad": True}, "skip"),
+        (75, ("surefoot", "suite", "run", "n"), {"crash_is_bad": True}, "skip"),
+        (-11, ("./t.sh",), {"crash_is_bad": True}, "bad"),
+        (139, ("./t.sh",), {"crash_is_bad": True}, "bad"),
+        (-9, ("./t.sh",), {"crash_is_bad": True}, "abort"),
+        (137, ("./t.sh",), {"crash_is_bad": True}, "abort"),
+        (143, ("./t.sh",), {"crash_is_bad": True}, "abort"),
+        (-11, ("./t.sh",), {}, "abort"),
+    ],
+)
+def test_a_crash_is_blamed_only_when_asked_for_and_the_surroundings_never(
+    code: int, words: tuple[str, ...], more: dict[str, Any], answer: str
+) -> None:
+    options = Options(command=words, **more)
+    if answer == "abort":
+        with pytest.raises(AbortError):
+            classify(code, options)
+    else:
+        assert classify(code, options)[0] == answer
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "failed"),
+    [
+        ({"s/a": ("FAIL", "now"), "s/b": ("PASS", "now")}, "a is FAIL: too low"),
+        ({"s/a/seed_2": ("FAIL", "now")}, "a is FAIL: too low"),
+        ({"s/a": ("FAIL", "earlier"), "s/b": ("ERROR", "now")}, ""),
+        ({"s/a": ("INCOMPLETE", "now")}, ""),
+        ({"s/a.previous": ("FAIL", "now")}, ""),
+        ({}, ""),
+    ],
+)
+def test_exit_1_of_a_suite_needs_a_verdict_of_this_very_commit(
+    tmp_path: Path, verdicts: dict[str, tuple[str, str]], failed: str
+) -> None:
+    for name, (status, commit) in verdicts.items():
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        record = {"recipe": name.split("/")[1], "status": status, "commit": commit, "reasons": ["4 of 4", "too low"]}
+        for file in ("verdict.json", "provenance.json"):
+            (folder / file).write_text(json.dumps(record))
+    assert look(tmp_path, "now").failed == failed
+
+
+def test_a_torn_verdict_blames_nobody(tmp_path: Path) -> None:
+    (tmp_path / "s/a").mkdir(parents=True)
+    for file in ("verdict.json", "provenance.json"):
+        (tmp_path / "s/a" / file).write_text('{"recipe": "a", "status": "FAIL", "commit": "now"')
+    assert look(tmp_path, "now") == Found(0)
 
 
 # -- the environment of a commit ------------------------------------------------------------------------------------

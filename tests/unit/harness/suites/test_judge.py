@@ -43,7 +43,7 @@ def test_all_steps_and_all_checks_are_a_pass(make: Any) -> None:
 
 def a_short_run_is_incomplete(make: Any) -> None:
     result = judge(make(3), Ending(0))
-    assert (result.status, result.exit_code, result.steps_reached) == (Verdict.INCOMPLETE, 1, 3)
+    assert (result.status, result.exit_code, result.steps_reached) == (Verdict.INCOMPLETE, 70, 3)
     assert result.reasons == ("only 3 of 4 steps",)
 
 
@@ -88,22 +88,72 @@ def test_planted_judge_by_log_word_is_caught(make: Any, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("ending", "status", "code"),
     [
-        (Ending(3), Verdict.ERROR, 1),
-        (Ending(-9), Verdict.ERROR, 1),
-        (Ending(137), Verdict.ERROR, 1),
+        (Ending(1), Verdict.ERROR, 70),
+        (Ending(3), Verdict.ERROR, 70),
+        (Ending(78), Verdict.ERROR, 70),
+        (Ending(-11), Verdict.ERROR, 70),
+        (Ending(134), Verdict.ERROR, 70),
+        (Ending(2), Verdict.ERROR, 2),
+        (Ending(74), Verdict.ERROR, 74),
+        (Ending(-9), Verdict.ERROR, 74),
+        (Ending(137), Verdict.ERROR, 74),
+        (Ending(126), Verdict.ERROR, 3),
+        (Ending(127), Verdict.ERROR, 3),
+        (Ending(75), Verdict.INCOMPLETE, 75),
+        (Ending(-15), Verdict.INCOMPLETE, 75),
+        (Ending(130), Verdict.INCOMPLETE, 75),
         (Ending(None, why="lost", lost=True), Verdict.ERROR, 3),
         (Ending(125, why="docker itself failed", infrastructure=True), Verdict.ERROR, 3),
-        (Ending(-15, out_of_time=True), Verdict.INCOMPLETE, 1),
-        (Ending(0, out_of_time=True), Verdict.INCOMPLETE, 1),
+        (Ending(-15, out_of_time=True), Verdict.INCOMPLETE, 76),
+        (Ending(0, out_of_time=True), Verdict.INCOMPLETE, 76),
         (Ending(None, stopped=True), Verdict.INCOMPLETE, 75),
     ],
 )
 def test_a_bad_ending_is_never_a_pass_whatever_the_numbers_say(
     make: Any, ending: Ending, status: Verdict, code: int
 ) -> None:
-    result = judge(make(), ending)
+    result = judge(make(command=("train.sh", "{run}")), ending)
     assert (result.status, result.exit_code, result.checks) == (status, code, ())
     assert result.steps_reached == 4
+
+
+OURS = ("{python}", "-m", "surefoot", "train", "output_dir={run}")
+
+
+@pytest.mark.parametrize("command", [OURS, (".venv/bin/surefoot", "train")])
+@pytest.mark.parametrize(
+    ("code", "left", "status", "exit_code"),
+    [
+        (1, '{"status": "FAIL"}', Verdict.FAIL, 1),
+        (1, '{"status": "ERROR"}', Verdict.ERROR, 70),
+        (1, '{"status": "FAIL"', Verdict.ERROR, 70),
+        (1, None, Verdict.ERROR, 70),
+        (78, None, Verdict.FAIL, 1),
+        (79, None, Verdict.FAIL, 1),
+        (3, None, Verdict.ERROR, 3),
+        (4, None, Verdict.ERROR, 4),
+        (5, None, Verdict.ERROR, 5),
+        (70, None, Verdict.ERROR, 70),
+        (76, None, Verdict.ERROR, 76),
+        (77, None, Verdict.ERROR, 77),
+    ],
+)
+def test_our_own_trainers_verdict_counts_only_where_it_gave_one(
+    make: Any, command: tuple[str, ...], code: int, left: str | None, status: Verdict, exit_code: int
+) -> None:
+    """Python ends with 1 when an import fails: that is no verdict of a training."""
+    trial = make(command=command)
+    if left is not None:
+        (trial.run / "verdict.json").write_text(left)
+    result = judge(trial, Ending(code))
+    assert (result.status, result.exit_code) == (status, exit_code)
+    (trial.run / "verdict.json").write_text('{"status": "FAIL"}')
+    stranger = judge(
+        dataclasses.replace(trial, recipe=dataclasses.replace(trial.recipe, command=("train.sh",))), Ending(1)
+    )
+    assert (stranger.status, stranger.exit_code) == (Verdict.ERROR, 70), (
+        "a stranger's 1 says no more than that it broke"
+    )
 
 
 def test_signals_are_named(make: Any) -> None:
@@ -157,6 +207,15 @@ def test_a_missing_baseline_is_not_a_pass(make: Any) -> None:
     assert result.exit_code != 0
 
 
+def test_a_number_that_nobody_measured_is_no_fail_and_no_pass(make: Any) -> None:
+    values = {"memory": {"4": "unavailable"}}
+    result = judge(make(values=values, checks=('last(data["memory"]) < 5', *RECIPE.checks)), Ending(0))
+    assert (result.status, result.exit_code) == (Verdict.ERROR, 3)
+    assert "memory is unavailable" in result.reasons[-1]
+    worse = judge(make(values=values, checks=('last(data["memory"]) < 5', 'max(data["train/loss"]) < 0')), Ending(0))
+    assert (worse.status, worse.exit_code) == (Verdict.FAIL, 1)
+
+
 def kept(trial: Trial, **changes: Any) -> dict[str, Any] | None:
     write_verdict(trial, judge(trial, Ending(0)), FACTS)
     trial.verdict.write_text(json.dumps(json.loads(trial.verdict.read_text()) | changes))
@@ -190,7 +249,21 @@ def test_secrets_do_not_reach_the_verdict(make: Any, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("codes", "code"), [([0, 0], 0), ([0, 1], 1), ([3, 0], 3), ([3, 1], 1), ([1, 75], 75), ([], 3), ([0, 2], 2)]
+    ("codes", "code"),
+    [
+        ([0, 0], 0),
+        ([0, 1], 1),
+        ([3, 0], 3),
+        ([3, 1], 1),
+        ([1, 75], 75),
+        ([], 3),
+        ([0, 2], 2),
+        ([70, 1], 1),
+        ([74, 70], 70),
+        ([74, 3], 3),
+        ([0, 74], 74),
+        ([76, 0], 76),
+    ],
 )
 def test_one_exit_code_for_several(codes: list[int], code: int) -> None:
     assert worst_exit(codes) == code

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.errors import StateError
-from surefoot.harness.suites import folders, judge, run
+from surefoot.errors import ConfigError, StateError
+from surefoot.harness.suites import folders, judge, run, session
 from surefoot.harness.suites.overrides import Overrides
 
 
@@ -32,11 +32,11 @@ def test_a_good_recipe_passes_and_leaves_its_evidence(project: Any) -> None:
 @pytest.mark.parametrize(
     ("mode", "status", "code"),
     [
-        ("crash", "ERROR", 1),
+        ("crash", "ERROR", 70),
         ("silent", "ERROR", 3),
         ("nan", "FAIL", 1),
-        ("short", "INCOMPLETE", 1),
-        ("late-crash", "ERROR", 1),
+        ("short", "INCOMPLETE", 70),
+        ("late-crash", "ERROR", 70),
     ],
 )
 def test_a_trainer_that_fails_says_so_in_the_verdict_and_the_exit_code(
@@ -60,7 +60,7 @@ def test_a_trainer_that_does_not_exist_is_an_error_and_the_next_recipe_still_run
 
 
 def test_time_that_runs_out_ends_the_trainer(project: Any) -> None:
-    assert project.run(project.recipe("forever").replace("minutes = 5", "minutes = 0.005")) == 1
+    assert project.run(project.recipe("forever").replace("minutes = 5", "minutes = 0.005")) == 76
     record = project.verdict()
     assert record["status"] == "INCOMPLETE"
     assert "out of time" in record["reasons"][0]
@@ -233,6 +233,35 @@ def test_two_at_once_are_refused(project: Any) -> None:
             project.run(project.recipe())
 
 
+# -- where it is looked for, and where it goes ---------------------------------------------
+
+
+def test_a_suite_may_be_named_by_its_file(project: Any, tmp_path: Path) -> None:
+    project.suite("free_names = true\n" + project.recipe())
+    inside = project.root / "suites"
+    by_name = session.find_suite("try", None, project.root)
+    assert session.find_suite("suites/try.toml", None, project.root) == by_name
+    assert session.find_suite("./try.toml", None, inside).root == project.root
+    assert session.find_suite(str(inside / "try.toml"), None, tmp_path) == by_name
+    for name in ("suites/none.toml", "try.toml", "suites/", "suites/try"):
+        with pytest.raises(ConfigError, match="is not a suite's file"):
+            session.find_suite(name, None, project.root)
+    with pytest.raises(ConfigError, match="drop one"):
+        session.find_suite("suites/try.toml", inside, project.root)
+
+
+def test_under_bisect_a_suite_runs_in_the_folder_of_its_commit(project: Any, tmp_path: Path) -> None:
+    suite = project.suite("free_names = true\n" + project.recipe())
+    told = {"SUREFOOT_BISECT_DIR": str(tmp_path / "commit")}
+
+    def out(given: Path | None, environ: dict[str, str]) -> Path:
+        return session.make_request(suite, [], Overrides(), [], "local", given, environ).out
+
+    assert out(None, told) == tmp_path / "commit/suites"
+    assert out(None, {}) == out(None, {"SUREFOOT_BISECT_DIR": ""}) == project.root / "runs/suites"
+    assert out(tmp_path / "mine", told) == tmp_path / "mine", "who names a folder gets it"
+
+
 # -- required, disabled, results -----------------------------------------------------------
 
 
@@ -250,13 +279,13 @@ def test_a_disabled_recipe_is_left_out_unless_it_is_named(project: Any) -> None:
     text = project.recipe() + project.recipe("crash", name="two", more='disabled = "broken, being repaired"')
     assert project.run(text) == 0
     assert not project.folder("two").exists()
-    assert project.run(text, recipes=["two"]) == 1
+    assert project.run(text, recipes=["two"]) == 70
 
 
 def test_a_result_folder_has_one_part_per_trial(project: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "the student")
     text = project.recipe() + project.recipe("crash", name="two")
-    assert project.run(text, results=tmp_path / "results") == 1
+    assert project.run(text, results=tmp_path / "results") == 70
     parts = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "results").glob("*.json")}
     assert {name: part["success"] for name, part in parts.items()} == {"one": True, "two": False}
     assert "[hidden] wrote FAIL" in parts["one"]["output"]

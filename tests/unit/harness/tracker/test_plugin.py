@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 from plugin_kit import Nested, history, results
 
+from surefoot.harness.baseline import Baselines
+from surefoot.harness.checks.command import judge_source
+from surefoot.harness.tracker.tracker import Tracker
+from surefoot.harness.trend import read_history, trends
+
 pytest_plugins = ["pytester", "plugin_kit"]
 
 POLICY = """
@@ -47,7 +52,7 @@ def test_results_have_every_field_and_parameters_are_kept_apart(pytester: pytest
     assert {"git_commit", "dirty", "gpu_types", "host", "packages", "pytest_args"} <= found.keys()
     assert history(pytester.path) == [found]
     assert not (pytester.path / ".unit_results_journal").exists()
-    (name,) = [file.name for file in (pytester.path / "unit_results").iterdir()]
+    (name,) = [file.name for file in (pytester.path / "unit_results").glob("*.json")]
     assert re.fullmatch(r"\d{8}-\d{6}-\d{6}-\d+\.json", name), "microseconds and the process keep two runs apart"
 
 
@@ -181,3 +186,61 @@ def test_the_plugin_can_be_named_although_it_is_installed(
     monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=":")
     nested("-p", "no:xdist", "-p", "no:hypothesispytest", fresh=True).assert_outcomes(passed=1)
+
+
+KNOWN_EXAMPLE = """
+def test_exponentiate(tracker):
+    starting_mem = tracker.get_max_mem()
+    base = 2
+    exponent = 4
+    result = base ** exponent
+    tracker.track("result", result)
+    tracker.log_max_mem("memory_after_exponentiating")
+    change_in_mem = tracker.get_max_mem() - starting_mem
+    tracker.track("change_in_mem", change_in_mem)
+    assert result == 16
+"""
+"""The example that NeMo RL's guide prints for this fixture, word for word."""
+
+
+def known_example_passes(pytester: pytest.Pytester, nested: Nested) -> None:
+    pytester.makepyfile(test_known=KNOWN_EXAMPLE)
+    nested().assert_outcomes(passed=1)
+    found = results(pytester.path)["metrics"]["test_known::test_exponentiate"]
+    assert found.pop("_elapsed") >= 0
+    assert found == {"result": 16, "memory_after_exponentiating": "unavailable", "change_in_mem": "unavailable"}
+
+
+@pytest.fixture
+def _no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("surefoot.harness.tracker.memory.DefaultMonitor.read", lambda self: None)
+
+
+@pytest.mark.usefixtures("_no_device")
+def test_the_known_example_passes_without_a_gpu_and_nothing_it_could_not_measure_becomes_a_number(
+    pytester: pytest.Pytester, nested: Nested
+) -> None:
+    known_example_passes(pytester, nested)
+    source = pytester.path / "unit_results.json"
+
+    def code(*checks: str) -> int:
+        return judge_source(source, checks, None, Baselines(pytester.path))[0].exit_code
+
+    name = 'data["test_known::test_exponentiate/change_in_mem"]'
+    good = 'data["test_known::test_exponentiate/result"] == 16'
+    assert code(good) == 0
+    for check in (f"{name} < 5", f"{name} >= 0", f"not finite({name})", f"count({name}) == 1", f"not ({name} > 5)"):
+        assert code(check) == code(good, check) == 3, check
+    assert code(good.replace("16", "17"), f"{name} < 5") == 1, "a check that failed is still a FAIL"
+    (trend,) = trends(read_history(pytester.path / "unit_results"), "change_in_mem")
+    assert (trend.status, trend.message) == ("INCOMPLETE", "the newest value is unavailable: nobody measured it")
+
+
+@pytest.mark.usefixtures("_no_device")
+@pytest.mark.parametrize("plant", ["none", "zero"])
+def test_planted_memory_of_none_or_of_zero_is_caught(
+    pytester: pytest.Pytester, nested: Nested, monkeypatch: pytest.MonkeyPatch, plant: str
+) -> None:
+    monkeypatch.setattr(Tracker, "get_max_mem", lambda self: None if plant == "none" else 0.0)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        known_example_passes(pytester, nested)

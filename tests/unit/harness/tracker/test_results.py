@@ -63,7 +63,7 @@ def test_a_session_that_died_is_merged_once_and_keeps_its_unfinished_test(tmp_pa
     run_one(dead, "test_a.py::test_two", end=False)
     dead.close()  # what the kernel does to a killed process
     assert len(recover(tmp_path)) == 1
-    (copy,) = (tmp_path / "unit_results").iterdir()
+    (copy,) = (tmp_path / "unit_results").glob("*.json")
     found = json.loads(copy.read_text())
     assert (found["exit_status"], found["recovered"]) == (NOT_SET, True)
     assert found["metrics"]["test_a::test_one"]["loss"] == 0.5

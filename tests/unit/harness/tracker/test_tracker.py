@@ -13,6 +13,7 @@ from surefoot.harness.tracker import tracker as tracker_module
 from surefoot.harness.tracker.journal import JournalWriter, read_journals
 from surefoot.harness.tracker.memory import DefaultMonitor, Reading
 from surefoot.harness.tracker.tracker import UNAVAILABLE, Tracker
+from surefoot.harness.unavailable import Unavailable
 
 TEST = "tests/test_a.py::test_one"
 CYCLE: list[Any] = []
@@ -121,7 +122,37 @@ def test_max_mem_is_the_largest_over_all_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reading", [None, Reading("empty", {})])
 def test_memory_that_nobody_knows_is_unavailable_and_not_zero(tmp_path: Path, reading: Reading | None) -> None:
     tracker = make(tmp_path, Monitor(reading))
-    assert tracker.get_max_mem() is None
+    before = tracker.get_max_mem()
+    assert isinstance(before, Unavailable)
     tracker.log_max_mem("mem")
-    assert kept(tmp_path)["mem"] == UNAVAILABLE
+    tracker.track("change", tracker.get_max_mem() - before)
+    tracker.track("parts", {"list": [before, 1.0]})
+    assert (kept(tmp_path)["mem"], kept(tmp_path)["change"]) == (UNAVAILABLE, UNAVAILABLE)
+    assert kept(tmp_path)["parts"] == {"list": [UNAVAILABLE, 1.0]}
     assert DefaultMonitor([lambda: None]).read() is None
+
+
+@pytest.mark.parametrize(
+    "act", [float, int, math.isfinite, lambda x: x < 1, lambda x: x > 1, lambda x: x >= x, lambda x: max(x, 1)]
+)
+def test_what_nobody_measured_is_never_a_number_and_never_smaller_or_larger(act: Any) -> None:
+    with pytest.raises(TypeError):
+        act(Unavailable("no GPU"))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda x: x - 1,
+        lambda x: 1 - x,
+        lambda x: x - x,
+        lambda x: sum([1.0, x]),
+        lambda x: x / 2**20,
+        lambda x: -abs(x),
+    ],
+)
+def test_what_is_computed_from_it_is_unavailable_too(act: Any) -> None:
+    found = act(Unavailable("no GPU"))
+    assert isinstance(found, Unavailable)
+    assert found.reason == "no GPU"
+    assert (found == 0, found is None, bool(found)) == (False, False, False)

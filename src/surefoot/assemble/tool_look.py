@@ -1,0 +1,100 @@
+"""Tools looked at before a run, or instead of one: what is there, what a call brings, what the model would read.
+
+Promises   without `start` nothing is started: programs are looked up, functions described, a cassette read; what was
+           not looked at is said by name.
+Never      records: a cassette that a run would write is not touched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from surefoot.envs.servers.server_command import refuse_missing_program
+from surefoot.envs.toolkits import ToolRecipe
+from surefoot.protocols import Toolkit, ToolSpec
+from surefoot.records import Task
+
+STAND_IN = ToolSpec("surefoot_stand_in", "A tool in the place of those that were not started.", {"type": "object"})
+PROBES = 3
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """What is known of a run's tools."""
+
+    specs: tuple[ToolSpec, ...]
+    """All of them, or those that are known without starting anything."""
+    complete: bool
+    checked: tuple[str, ...]
+    """In words, for the plan."""
+    unchecked: tuple[str, ...]
+    call_s: float | None = None
+    """Seconds of one call, where a probe was asked."""
+    start_s: float | None = None
+    """Seconds that all servers took to start, where they were started."""
+
+    @property
+    def shown(self) -> tuple[ToolSpec, ...]:
+        """What a template is asked to show: the tools, or one that stands for them."""
+        return self.specs if self.complete else (*self.specs, STAND_IN)
+
+
+def look_at(recipe: ToolRecipe, *, start: bool) -> LookedAt:
+    """Check what can be checked; a `ToolError` for what would certainly fail."""
+    if recipe.mode == "replay" and recipe.on_miss == "fail":
+        with opened(recipe) as toolkit:
+            return LookedAt(tuple(toolkit.specs), True, ("the cassette",), ())
+    for server in recipe.servers:
+        refuse_missing_program(server)
+    if start:
+        began = time.perf_counter()
+        with opened(recipe) as toolkit:
+            took = time.perf_counter() - began
+            seconds = _probe_seconds(recipe, toolkit)
+            return LookedAt(tuple(toolkit.specs), True, ("tool servers and their tools",), (), seconds, took)
+    unstarted = [*(["tool servers"] if recipe.servers else []), *(["the environment"] if recipe.environment else [])]
+    specs: tuple[ToolSpec, ...] = ()
+    if recipe.functions:
+        with opened(replace(recipe, servers=(), environment=None)) as toolkit:
+            specs = tuple(toolkit.specs)
+    checked = [
+        *(["tool functions"] if recipe.functions else []),
+        *(["programs of tool servers"] if recipe.servers else []),
+    ]
+    return LookedAt(specs, not unstarted, tuple(checked), tuple(f"{each} (--start-tools)" for each in unstarted))
+
+
+@contextmanager
+def opened(recipe: ToolRecipe) -> Iterator[Toolkit]:
+    """The run's tools, started, and ended with the block; a cassette is read, never written."""
+    replayed = recipe.mode == "replay" and recipe.on_miss == "fail"
+    toolkit = (recipe if replayed else replace(recipe, mode="live", cassette=None)).build(None)
+    try:
+        yield toolkit
+    finally:
+        toolkit.close()
+
+
+def _probe_seconds(recipe: ToolRecipe, toolkit: Toolkit) -> float | None:
+    """Seconds of one call, by asking the servers' probes again; None where no server has one."""
+    from surefoot.envs.servers.mcp_pins import spec_name
+
+    taken = []
+    offered = {spec.name for spec in toolkit.specs}
+    probes = [(spec_name(server.name, server.probe[0]), server.probe[1]) for server in recipe.servers if server.probe]
+    box = toolkit.open(Task(id="probe", prompt="probe"), "probe/0/0", 0)
+    try:
+        for name, arguments in probes:
+            if name not in offered:
+                continue  # it is asked at the start alone
+            box.call(name, arguments, recipe.limits.call_timeout_s)  # the first one starts an isolated server
+            for _ in range(PROBES):
+                began = time.perf_counter()
+                box.call(name, arguments, recipe.limits.call_timeout_s)
+                taken.append(time.perf_counter() - began)
+    finally:
+        box.close()
+    return sorted(taken)[len(taken) // 2] if taken else None
