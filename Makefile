@@ -76,9 +76,14 @@ faults: $(VENV)/.test ## kill -9, full disk, EIO, NaN and bad rewards, in full; 
 	  $(COUNT) $(REPORTS)/faults.xml $(if $(ONE_BY_ONE),$(REPORTS)/faults_alone.xml) || code=1; \
 	  $(BIN)/python scripts/reliability_table.py --merge faults --whole $(WHOLE) || code=1; exit $$code
 
-nightly: $(VENV)/.test ## the same, bigger, and what needs a GPU; then docs/figures.json and docs/reliability.md
-	@code=0; $(call PYTEST,nightly,-m "nightly or gpu" tests) || code=1; \
-	  $(COUNT) $(REPORTS)/nightly.xml || code=1; \
+NIGHT := -m "nightly or gpu"
+KEPT_ALONE = $(patsubst %,tests/faults/test_%.py,$(ALONE))
+nightly: $(VENV)/.test ## all that is too long for a day, and what needs a GPU; then docs/figures.json and docs/reliability.md
+	@rm -f $(REPORTS)/nightly*
+	@code=0; $(call PYTEST,nightly_faults,$(NIGHT) -n 2 tests/faults $(patsubst %,--ignore=%,$(KEPT_ALONE))) || code=1; \
+	  $(call PYTEST,nightly_alone,$(NIGHT) $(KEPT_ALONE)) || code=1; \
+	  $(call PYTEST,nightly_rest,$(NIGHT) -n 2 tests --ignore=tests/faults) || code=1; \
+	  $(COUNT) $(patsubst %,$(REPORTS)/nightly_%.xml,faults alone rest) || code=1; \
 	  $(BIN)/python scripts/reliability_table.py --merge nightly --times "make test" "make nightly" || code=1; exit $$code
 
 check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the repository
