@@ -88,6 +88,7 @@ def test_a_save_has_as_many_places_to_break_as_it_should(calls: list[str]) -> No
     assert {"open", "mkdir", "unlink", "pwrite"} <= count.keys()
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize("part", range(2))
 def test_a_fault_at_calls_of_a_save_leaves_a_good_checkpoint_and_a_run_that_goes_on(
     bench: Bench, calls: list[str], part: int, record_property: Callable[[str, object], None]

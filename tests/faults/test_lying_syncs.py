@@ -1,4 +1,4 @@
-"""100 engines that lie about their weights, 100 caught within that sync and named; honest ones are never accused.
+"""Engines that lie about their weights (50 by day, 100 by night) are caught within that sync and named; honest ones never.
 
 Every sync follows a real optimiser step on the built-in model and goes to two real engines, one of which may lie.
 """
@@ -21,7 +21,7 @@ from surefoot.runtime import probes as probes_module
 from surefoot.runtime import weights as weights_module
 from surefoot.runtime.probes import Canary
 
-ROUNDS = 4
+ROUNDS = 2
 HONEST_AND_TINY = 30
 
 
@@ -46,24 +46,26 @@ async def caught(world: World, lie: str, *, liar: int, seed: int) -> bool:
     return False
 
 
-def test_100_lying_syncs_are_caught_within_the_sync_and_an_honest_one_never(record_property: Record) -> None:
+@pytest.mark.turns(2)
+@pytest.mark.parametrize("half", range(2))
+def test_50_lying_syncs_are_caught_within_the_sync_and_an_honest_one_never(half: int, record_property: Record) -> None:
     async def play() -> tuple[Counter[str], list[float]]:
-        world, dice = World(learning_rate=1e-3), random.Random("lies")
+        world, dice = World(learning_rate=1e-3), random.Random(f"lies {half}")
         await world.publish()
         seen: Counter[str] = Counter()
         gaps = []
         for number, lie in enumerate([*LIES] * ROUNDS):
             gaps.append((await world.sync())["sync/probe_gap"])  # everybody honest: nobody may be accused
-            seen[lie] += await caught(world, lie, liar=dice.randrange(2), seed=number)
+            seen[lie] += await caught(world, lie, liar=dice.randrange(2), seed=number + 50 * half)
         return seen, gaps
 
     seen, gaps = asyncio.run(play())
     assert dict(seen) == dict.fromkeys(LIES, ROUNDS)
-    assert len(gaps) == len(LIES) * ROUNDS == 100
+    assert len(gaps) == len(LIES) * ROUNDS == 50
     assert max(gaps) < TOLERANCE / 4, "honest engines are nowhere near the border"
     detail = f"{len(LIES)} kinds of lie, 2 engines; largest honest gap {max(gaps):.1e} of {TOLERANCE:g} nats"
-    note(record_property, "P17", "lying weight syncs caught within the sync", 100, detail)
-    note(record_property, "P17", "honest weight syncs, nobody accused", 100, detail)
+    note(record_property, "P17", "lying weight syncs caught within the sync", 50, detail)
+    note(record_property, "P17", "honest weight syncs, nobody accused", 50, detail)
 
 
 def test_steps_too_small_to_see_accuse_nobody_and_checksums_still_tell() -> None:

@@ -62,6 +62,7 @@ def test_stopped_members_and_a_killed_learner_change_not_one_number(tmp_path: Pa
     assert litter_of({run.process.pid, lost, run.pid("learner")}, before) == []
 
 
+@pytest.mark.turns(2)
 def test_an_engine_that_dies_again_and_again_ends_the_run_with_77_its_name_and_its_last_lines(
     tmp_path: Path, record_property: Record
 ) -> None:

@@ -34,6 +34,10 @@ def problems_of(seeds: range | list[int], note: Callable[[str, object], None]) -
     with WatchedPool() as pool:
         found = [problem for case in cases if (problem := case.problem(pool))]
         late = max(pool.overruns, default=0.0)
+    if late > PROMISE_S:  # once may be somebody else's load; a fault of ours is late again
+        with WatchedPool() as pool:
+            found += [problem for case in cases if (problem := case.problem(pool))]
+            late = max(pool.overruns, default=0.0)
     if late > PROMISE_S:
         found.append(
             f"a call of seeds {seeds} was over {late:.2f} s after its deadline; {PROMISE_S:g} s is the promise"

@@ -91,3 +91,10 @@ def python(script: Path, cwd: Path) -> Ran:
     """`python SCRIPT` in `cwd`, for a script that imports surefoot: a fork that has it loaded."""
     warm = warm_command.shared()
     return Ran(*warm.run([str(script)], cwd, warm.env, what="python"), cwd / "run")
+
+
+def ledger(ran: Ran) -> dict[str, Any]:
+    """What became of every task of a run, by the command."""
+    said = surefoot("ledger", str(ran.run), "--json", cwd=ran.run.parent)
+    assert said.code == 0, said.err
+    return dict(json.loads(said.out))

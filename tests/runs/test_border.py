@@ -140,6 +140,7 @@ def test_a_file_on_the_disk_is_compared_with_what_is_evaluated(tmp_path: Path) -
     assert " twins left out of training" in ran.out
 
 
+@pytest.mark.turns(3)
 def test_generated_tasks_lose_their_twins_unasked(tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym", reason="the tasks extra is not installed")
     made = ["tasks=reasoning_gym:rectangle_count", "num_tasks=100", "reward_funcs=[]", "--dry-run"]

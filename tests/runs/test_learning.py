@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command import SHORT, Ran, surefoot
+from command import SHORT, Ran, ledger, surefoot
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,16 @@ def test_sampler_and_learner_agree_on_every_token_of_step_1(learned: Ran) -> Non
     assert 0 < step_1["sampling/sampling_logp_difference/max"] < 1e-4, "measured, not assumed, and never rounded to 0"
     assert step_1["probs_ratio"] == 1.0, "learner against learner, the first ratio is exactly 1"
     assert step_1["census/moved"] == step_1["census/parameters"] > 0
+
+
+def test_every_sync_was_proved_and_every_task_is_accounted_for(learned: Ran) -> None:
+    rows = [m for m in learned.metrics if "reward" in m]
+    assert all(row["sync/replicas"] == 1.0 and 0 <= row["sync/probe_gap"] < 1e-4 for row in rows)
+    assert max(row["sync/probe_move"] for row in rows) > 1e-3, "the canary could tell new weights from old ones"
+    account = ledger(learned)
+    assert account["trained"] == 32 * 60
+    assert account["dropped"] == {}
+    assert account["planned"] == account["pending"] + account["trained"], "nothing is left in anybody's hands"
 
 
 def test_evaluating_the_run_again_gives_the_same_accuracy(learned: Ran) -> None:
