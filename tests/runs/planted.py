@@ -360,6 +360,18 @@ def never_steps() -> None:
     CountedStep.take = take  # type: ignore[method-assign]
 
 
+def no_finite_gradient() -> None:
+    """Every gradient holds a number that is none."""
+    from surefoot.policy.learner import GRPOLearner
+
+    real = GRPOLearner._gradient
+
+    def broken(self: GRPOLearner, *given: Any) -> dict[str, float]:
+        return real(self, *given) | {"loss": float("nan")}
+
+    GRPOLearner._gradient = broken  # type: ignore[method-assign]
+
+
 def forget_changed_entries() -> None:
     """Whoever judges believes that entries changed."""
     never_steps()
@@ -392,7 +404,7 @@ PLANTS: dict[str, Plant] = {
         forget_the_guard, strange_sampler, longer_prompts, short_batches, pool_holds_heldout, plan_deals_heldout,
         pure_bfloat16, rounded_start, learn_twice, own_rate,
         forget_answers_of_a_set, border_without_sets,
-        never_steps, forget_changed_entries, forget_equal_rewards, evaluate_what_is_there, forget_the_probe,
+        never_steps, no_finite_gradient, forget_changed_entries, forget_equal_rewards, evaluate_what_is_there, forget_the_probe,
         speak_in_circles, forget_loops, forget_datasets,
         no_weights, any_template_will_do, any_device_will_do, any_name_will_do,
     )

@@ -70,6 +70,12 @@ def test_a_run_that_changed_no_parameter_entry_fails(tmp_path: Path) -> None:
     assert ran.verdict["evidence"]["groups_with_rewards_that_differ"] > 0, "the rewards were not to blame"
 
 
+def test_a_run_whose_every_step_was_refused_fails_by_that(tmp_path: Path) -> None:
+    ran = surefoot(*small(), cwd=tmp_path, planted="no_finite_gradient")
+    assert failed_first_by(ran, "nothing was learned: none of 2 updates was finite"), ran.out + ran.err
+    assert ran.verdict["executed_steps"] == 2, "version and refused steps add up to the steps, or it would have ended"
+
+
 def test_planted_entries_that_nobody_hands_on_are_seen(tmp_path: Path) -> None:
     """Teeth: a judge who is not told how many entries changed lets the same run pass."""
     ran = surefoot(*small(), cwd=tmp_path, planted="forget_changed_entries")
