@@ -268,22 +268,10 @@ def _gguf_facts() -> ModelFacts:
 
 
 def _read_model_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{folder} has no config.json", "it is not a model folder", "point model at one") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{path} is not readable JSON: {error}", "the architecture is unknown", "restore it"
-        ) from error
-    if not isinstance(raw, dict) or "auto_map" in raw:
-        raise ModelError(
-            f"{path} {'names remote code (auto_map)' if isinstance(raw, dict) else 'is not an object'}",
-            "a model folder is data; code in it would run with your rights",
-            "use a model whose architecture transformers knows",
-        )
-    return raw
+    from surefoot.policy.model_folder import check_model_folder, read_object
+
+    check_model_folder(folder)
+    return read_object(folder / "config.json")
 
 
 def _facts(raw: dict[str, Any], folder: Path) -> ModelFacts:

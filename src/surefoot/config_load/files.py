@@ -25,7 +25,7 @@ MAX_NODES = 10_000
 MAX_DEPTH = 20
 WHY = "a run that is not the one you asked for is worse than no run"
 
-_TABLE = re.compile(r"^\s*\[\s*([A-Za-z0-9_.\- ]+?)\s*\]\s*(?:#.*)?$")
+_TABLE = re.compile(r"^\s*\[([A-Za-z0-9_.\-\s]+)\]\s*(?:#.*)?$")
 _KEY = re.compile(r"^\s*([A-Za-z0-9_-]+(?:\s*\.\s*[A-Za-z0-9_-]+)*)\s*=")
 _SURPRISING_INT = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*:.*)")
 
@@ -112,7 +112,7 @@ def _toml_lines(text: str) -> dict[str, int]:
         fences = line.count('"""') + line.count("'''")
         if not inside:
             if header := _TABLE.match(line):
-                prefix = header.group(1).replace(" ", "") + "."
+                prefix = re.sub(r"\s", "", header.group(1)) + "."
                 lines.setdefault(prefix[:-1], number)
             elif key := _KEY.match(line):
                 lines.setdefault(prefix + re.sub(r"\s", "", key.group(1)), number)
