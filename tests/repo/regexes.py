@@ -274,8 +274,13 @@ def _pieces(tree: Any) -> Iterator[str]:
     for op, value in _walk(tree):
         if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT) and value[1] > 8:
             yield from (text for text in _alternatives(value[2]) if text)
-    yield from (text for text in (_example(tree), _example(tree)[:-1], _example(tree, 3)) if text)
-    yield from (text for text in _prefixes(tree) if text)
+    yield from (
+        text for text in (_example(tree), _example(tree)[:-1], _example(tree, 3), f"{_example(tree)[:-1]}\n") if text
+    )
+    for text in _prefixes(tree):
+        if text:
+            yield text
+            yield f"{text}\n"  # at the beginning of every line
 
 
 def _prefixes(tree: Any) -> Iterator[str]:
