@@ -11,6 +11,7 @@ import pickle
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -497,6 +498,53 @@ def test_planted_bug_without_the_time_limit_the_loop_goes_on(
         codec_with(pebble_tokenizer, template)
     monkeypatch.setattr("surefoot.policy.template_limits._limited_time", contextlib.nullcontext)
     codec_with(pebble_tokenizer, template)
+
+
+def in_a_thread(act: Callable[[], Any]) -> Any:
+    """What `act` returns or raises in another thread; a hang is an error."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(act).result(timeout=300)
+
+
+def test_in_another_thread_a_template_that_runs_away_is_ended_too(
+    pebble_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.policy.template_limits.CPU_SECONDS", 0.2)
+    trap = "{% if messages[0]['content'] == '47+85=' %}" + TEMPLATES["a loop without end"] + "{% endif %}"
+    codec = codec_with(pebble_tokenizer, trap + OPEN)
+    asked = [{"role": "user", "content": "1+1="}]
+    assert in_a_thread(lambda: codec.encode_prompt(asked)) == codec.encode_prompt(asked)
+    with pytest.raises(ModelError, match=r"was not done after 0\.2 s of processor time"):
+        in_a_thread(lambda: codec.encode_prompt([{"role": "user", "content": "47+85="}]))
+
+
+def test_a_template_says_the_same_in_a_process_of_its_own() -> None:
+    """Every template that comes with surefoot, with tools, calls and answers, and one with everything that is odd."""
+    from surefoot.policy.chat import ChatCodec
+    from surefoot.policy.load import chatml_words
+    from surefoot.policy.templates import FOLDER
+    from surefoot.protocols import ToolSpec
+
+    odd = (
+        "{%- for m in messages %}{% generation %}{{ eos_token ~ m.role | upper }}{% endgeneration %}"
+        "{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}{{ (2 ** 3) }}{{ tools | tojson }}{{ pad_token }}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"type": "function", "function": {"name": "probe", "arguments": {"x": "<y> ü\u2028"}}}
+    talk = [
+        {"role": "system", "content": "be brief"}, {"role": "user", "content": "what is 1+1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "name": "probe", "content": "2"},
+    ]  # fmt: skip
+    words = chatml_words()
+    tool = ToolSpec("probe", "Probes.", {"type": "object", "properties": {"x": {"type": "string"}}})
+    for template in [*(path.read_text() for path in sorted(FOLDER.glob("*.jinja"))), OPEN + odd]:
+        words.tokenizer.chat_template = template
+        codec = ChatCodec(words.tokenizer, words.stop_ids, words.vocab, tools=[tool])
+        here = words.tokenizer.apply_chat_template(
+            talk, tools=codec._tools, add_generation_prompt=True, tokenize=False
+        )  # fmt: skip
+        assert in_a_thread(lambda codec=codec: codec.render(talk)) == here
+        assert codec.render(talk) == here
 
 
 # -- datasets: forged tokens ----------------------------------------------------------------------------

@@ -45,7 +45,11 @@ SAMPLES: dict[tuple[str, str], tuple[str | bytes, ...] | str] = {
 """Expressions that are made at run time: what they look like, or why no stranger's text meets them."""
 
 
-def complaint(found: Found, pattern: str | bytes, longest: int = LONGEST, every: int = 6) -> str | None:
+SURE = 150
+"""So many attacks are always tried, the best ones first."""
+
+
+def complaint(found: Found, pattern: str | bytes, longest: int = LONGEST, every: int = 12) -> str | None:
     """How an expression can be made to take long; None when no attack succeeds.
 
     Args:
@@ -53,7 +57,7 @@ def complaint(found: Found, pattern: str | bytes, longest: int = LONGEST, every:
     """
     made = attacks(pattern, found.flags)
     for call in calls_of(found, pattern):
-        for attack in [*made[:80], *made[80::every], *HAND_WRITTEN]:
+        for attack in [*made[:SURE], *made[SURE::every], *HAND_WRITTEN]:
             if problem := slow(call, attack, longest):
                 return f"{found.place}: {pattern!r}: {problem}"
     return None
