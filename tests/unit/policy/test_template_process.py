@@ -130,6 +130,7 @@ def test_long_messages_and_odd_characters_come_back_to_the_letter() -> None:
     assert in_a_thread(lambda: render(HELLO, content)) == f"<s>{content}"
 
 
+@pytest.mark.turns(3, 1)
 def test_a_child_that_somebody_killed_is_replaced() -> None:
     in_a_thread(lambda: render(HELLO))
     os.kill(template_process._children[0]._process.pid, signal.SIGKILL)
@@ -158,6 +159,7 @@ def test_the_child_knows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"planted_secret" not in known
 
 
+@pytest.mark.turns(3, 2)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_child_goes_when_its_parent_does() -> None:
     code = (
