@@ -29,7 +29,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     parent = os.getppid()
     while os.getppid() == parent:
-        if not select.select([sys.stdin.buffer.raw], [], [], _LOOK_S)[0]:  # type: ignore[attr-defined]
+        if not select.select([0], [], [], _LOOK_S)[0]:
             continue
         line = _line()
         if not line:
