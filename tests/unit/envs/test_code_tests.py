@@ -117,11 +117,11 @@ def test_a_host_that_kills_the_code_gives_no_verdict(sandbox: Sandbox, monkeypat
 def test_planted_a_nonce_that_can_be_guessed_lets_anybody_write_the_verdict(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = code_tests._WIRE["surefoot/envs/sandboxes/code_wire.py"]
+    plain = code_tests._TESTER["surefoot/envs/sandboxes/code_tester.py"]
     forger = b"        os.write(1, b'guess 0 pass\\nguess -1 end\\n'); os._exit(0)\n"
     forged = plain.replace(b"        nonce = os.read(", forger + b"        nonce = os.read(")
     assert forged != plain
-    monkeypatch.setitem(code_tests._WIRE, "surefoot/envs/sandboxes/code_wire.py", forged)
+    monkeypatch.setitem(code_tests._TESTER, "surefoot/envs/sandboxes/code_tester.py", forged)
     wrong = "def add(a, b): return 0"
     assert grade_code(wrong, ["assert add(1, 2) == 3"], sandbox).passed is None
     monkeypatch.setattr(code_tests.secrets, "token_hex", lambda size: "guess")

@@ -26,11 +26,12 @@ class Worker:
     def __init__(self, link: socket.socket) -> None:
         self.link, self.nonce = link, ""
         self.kept: list[Any] = []
+        self.module: Any = None
         self.codec = Codec(self._keep, self._find)
 
     def serve(self) -> None:
         """Answer until the tests have gone."""
-        module, broken = _load()
+        self.module, broken = _load()
         while True:
             try:
                 question = receive(self.link)
@@ -40,7 +41,7 @@ class Worker:
             try:
                 if broken is not None:
                     raise broken
-                answer = self._answer(module, question)
+                answer = self._answer(self.module, question)
                 send(self.link, {"nonce": question["nonce"], **answer})
             except BaseException as error:  # noqa: BLE001 - SystemExit too: whatever it raised is its answer
                 raised = {"raised": type(error).__name__, "text": _text(error)}
@@ -56,20 +57,22 @@ class Worker:
     def _target(self, module: Any, target: dict[str, Any]) -> Any:
         if "kept" in target:
             return self.kept[target["kept"]]
-        if "of" in target:
-            return getattr(self._target(module, target["of"]), target["name"])
         try:
             return getattr(module, target["name"])
         except AttributeError:
             raise NameError(f"name {target['name']!r} is not defined") from None
 
-    def _keep(self, value: Any) -> int:
+    def _keep(self, value: Any) -> list[Any]:
         self.kept.append(value)
-        return len(self.kept) - 1
+        is_iterator = type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__iter__")
+        kind = "iterator" if is_iterator else "callable" if callable(value) else "object"
+        return [len(self.kept) - 1, kind]
 
     def _find(self, body: dict[str, Any]) -> Any:
+        if "own" in body:
+            return _own(*body["own"])
         if "lent" not in body:
-            return self._target(None, body)
+            return self._target(self.module, body)
         nonce, number = self.nonce, body["lent"]
 
         def lent(*args: Any) -> Any:
@@ -85,6 +88,8 @@ class Worker:
 _DO: dict[str, Callable[..., Any]] = {
     "call": lambda target, *args, **kwargs: target(*args, **kwargs),
     "value": lambda target: target,
+    "attr": getattr,
+    "callable": callable,
     "list": list,
     "len": len,
     "item": lambda target, key: target[key],
@@ -94,6 +99,16 @@ _DO: dict[str, Callable[..., Any]] = {
     "repr": repr,
     "bool": bool,
 }
+
+
+def _own(module: str, name: str) -> Any:
+    """What the tests have from the standard library, as this process has it."""
+    import importlib  # few tests hand such a thing over
+
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def _load() -> tuple[Any, BaseException | None]:
