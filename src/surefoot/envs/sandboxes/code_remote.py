@@ -84,7 +84,14 @@ class Caller:
         return value
 
     def ask(self, what: str, remote: Remote, *args: Any, **kwargs: Any) -> Any:
-        """One question; the answer as plain data, or a Remote where it is none."""
+        """One question; the answer as plain data, or a Remote. Code that breaks the rules is not asked again."""
+        try:
+            return self._ask(what, remote, args, kwargs)
+        except CodeGoneError:
+            self.link.close()
+            raise
+
+    def _ask(self, what: str, remote: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonce = os.urandom(8).hex()
         packed = [self.codec.pack(list(args)), self.codec.pack(kwargs)]
         self._send({"nonce": nonce, "ask": what, "target": remote._target, "args": packed})
