@@ -171,9 +171,8 @@ IN_PLACE = {
 
 
 def test_an_argument_is_what_it_was_unless_the_tests_look_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [reward(code, tests) for tests, code in IN_PLACE.items() if "all(" not in tests] == [0.0] * 3
+    assert [reward(code, tests) for tests, code in IN_PLACE.items()] == [0.0] * 4
     honest = "def f(xs):\n    xs.sort()\n    return xs"
-    assert reward(honest, *IN_PLACE) == 0.0, "the third suite asks something else"
     for tests in ("xs = [2, 1]\nf(xs)\nassert xs == [1, 2]", "xs = [2, 1]\nassert f(xs) == sorted(xs)"):
         assert reward(honest, tests) == 1.0
     without(monkeypatch, REMOTE, "if id(mine) in self.lived:", "if True:")

@@ -84,6 +84,8 @@ class _Reader:
                 self._bind(target, self.origins(value))
             for name, function in self.functions.items():
                 self.returns[name].update(*(self.origins(value) for value in returned(function)))
+        self.helpers = {name for name, function in self.functions.items() if self._goes_to_code(function)}
+        """Functions of the tests that call something of the code's."""
 
     def _imports(self) -> Iterator[str]:
         for node in self.nodes:
@@ -173,10 +175,9 @@ class _Reader:
         if self.origins(node.func):
             return True
         helper = self.helper(node)
-        return helper is not None and self.goes_to_code(helper)
+        return helper is not None and helper.name in self.helpers
 
-    def goes_to_code(self, function: ast.FunctionDef) -> bool:
-        """Whether a helper calls something of the code's."""
+    def _goes_to_code(self, function: ast.FunctionDef) -> bool:
         return any(isinstance(each, ast.Call) and bool(self.origins(each.func)) for each in ast.walk(function))
 
 
@@ -224,7 +225,7 @@ class _Outcomes:
                 yield from self._parts(node.test)
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                 yield from self._parts(node.value) if self._is_check(node.value) else ()
-            elif isinstance(node, ast.FunctionDef) and self.reader.goes_to_code(node):
+            elif isinstance(node, ast.FunctionDef) and node.name in self.reader.helpers:
                 yield from ([value] for value in returned(node))
 
     def _parts(self, test: ast.expr) -> Iterator[list[ast.expr]]:
@@ -247,7 +248,7 @@ class _Outcomes:
     def _is_check(self, call: ast.Call) -> bool:
         """Whether a call compares its arguments. A helper that goes to the code does so inside, where it is read."""
         helper = self.reader.helper(call)
-        return _last_name(call.func).startswith("assert") if helper is None else not self.reader.goes_to_code(helper)
+        return _last_name(call.func).startswith("assert") if helper is None else helper.name not in self.reader.helpers
 
     def _outcomes(self, sides: list[ast.expr]) -> Iterator[str]:
         made = [self._is_made(side) for side in sides]
