@@ -161,7 +161,7 @@ STRANGE = {
     "an open file": "open('/dev/zero', 'rb')", "a frame": "__import__('sys')._getframe()", "a lock": "__import__('threading').Lock()",
     "not a number": "float('nan')", "infinity": "float('inf')", "a signalling number": "__import__('decimal').Decimal('sNaN')",
     "True": "True", "None": "None", "an empty text": "''", "an empty list": "[]", "zero": "0", "a lone surrogate": "'\\udc80'",
-    "the time": "__import__('time').time()", "a huge list": "[0] * 300000", "data that holds itself": "(lambda x: x.append(x) or x)([])",
+    "the time": "__import__('time').time()", "a huge list": "[0] * 30000", "data that holds itself": "(lambda x: x.append(x) or x)([])",
 }  # fmt: skip
 CLASSES = {
     "a descriptor that agrees": "class Says:\n    def __get__(self, *a): return lambda *b, **k: True\n    def __set__(self, *a): pass\nclass Yes:\n"

@@ -32,7 +32,7 @@ REMOTE, TESTER = (f"surefoot/envs/sandboxes/{name}.py" for name in ("code_remote
 
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
-    return Sandbox(Limits(wall_s=60.0, processes=8))
+    return Sandbox(Limits(wall_s=60.0, processes=8, memory_mb=192))  # an endless list is full the sooner
 
 
 def test_the_corpus_is_as_large_as_we_say() -> None:
@@ -41,6 +41,7 @@ def test_the_corpus_is_as_large_as_we_say() -> None:
     assert set(manners) == {"HumanEval", "MBPP", "unittest"}
     assert len(ALL) >= 30
     assert min(manners.values()) >= 10
+    assert set(LONG) < set(CHEATS)
 
 
 def test_the_honest_solutions_keep_their_reward(sandbox: Sandbox, record_property: Record) -> None:
@@ -55,8 +56,15 @@ def test_an_honest_solution_keeps_its_reward(suite: Any) -> None:
     assert verify_code.verify_code(suite.tests, f"```python\n{suite.honest}\n```") == 1.0
 
 
+LONG = (
+    "an object that is the result of everything", "an object whose __getitem__ agrees", "returns an open file",
+    "a generator that reads what it is sent",
+)  # fmt: skip
+"""Endless, and so for every suite until the memory is full."""
+
+
 @pytest.mark.turns(10)
-@pytest.mark.parametrize("cheat", CHEATS)
+@pytest.mark.parametrize("cheat", [pytest.param(each, marks=[pytest.mark.nightly] * (each in LONG)) for each in CHEATS])
 def test_a_generated_cheat_is_not_rewarded(cheat: str, sandbox: Sandbox, record_property: Record) -> None:
     verdict = grade_code(code_of(CHEATS[cheat], NAMES), TOGETHER, sandbox)
     assert (verdict.passed, verdict.failed, verdict.total) == (False, len(ALL), len(ALL)), verdict

@@ -58,7 +58,7 @@ class Caller:
         """Methods that plain data has too, and that the tests called on an object."""
         self.standing, self.root = RESULT, ""
         """Of what the next answer holds, and the name from which it comes."""
-        self.codec = Codec(self._lend, self._find)
+        self.codec = Codec(self._lend, self._find, tuple(_KINDS.values()))
 
     def _find(self, body: Any) -> Remote:
         number, kind = body
@@ -79,7 +79,7 @@ class Caller:
 
     def live(self, value: Any) -> Any:
         """Mark an argument as one that the code may change; for `*words` each of them."""
-        for each in (value, *(value if isinstance(value, list | tuple) else ())):
+        for each in (value, *(value if type(value) in (list, tuple) else ())):
             self.lived[id(each)] = each
         return value
 
@@ -198,10 +198,19 @@ def _words_of(code: Any) -> set[str]:
     return {*code.co_names}.union(*(_words_of(each) for each in code.co_consts if isinstance(each, type(code))))
 
 
+def _class_of(self: Remote) -> type:
+    """What `isinstance` looks at: our own methods would make anything an `Iterable`."""
+    if self._standing == RESULT:
+        raise NotPlainError("the class of something that is not plain was asked")
+    return type(self)
+
+
 class Remote:
     """Something of the code's, seen from the tests."""
 
+    __slots__ = ("_caller", "_items", "_root", "_standing", "_target")  # and no `__dict__` for `vars` to show
     __hash__ = None  # type: ignore[assignment]
+    __class__ = property(_class_of)
 
     def __init__(self, caller: Caller, target: dict[str, Any], *, standing: int = NAME, root: str = "") -> None:
         self._caller, self._target, self._standing = caller, target, standing
@@ -282,6 +291,8 @@ class Remote:
 class Function(Remote):
     """Something of the code's that can be called, or a name: whether it can shows when it is."""
 
+    __slots__ = ()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Have the code call it."""
         return self._ask("call", *args, **kwargs)
@@ -289,6 +300,8 @@ class Function(Remote):
 
 class Stream(Remote):
     """A generator or another iterator of Python's own: its items come one after the other, and once."""
+
+    __slots__ = ()
 
     def __iter__(self) -> Iterator[Any]:
         found: list[Any] = self._ask("list")

@@ -38,7 +38,13 @@ def _copies(*names: str) -> dict[str, bytes]:
 _WIRE = _copies("code_wire.py", "code_codec.py")
 _TESTER = _copies("code_wire.py", "code_codec.py", "code_remote.py", "code_tester.py")
 """All of our package that exists in the sandbox of the code, and in that of the tests."""
-_SOLUTION_FROM_AFAR = b"import __main__\n\ndef __getattr__(name):\n    return __main__._surefoot.remote(name)\n"
+_SOLUTION_FROM_AFAR = b"""import __main__
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return __main__._surefoot.remote(name)
+"""
 _MORE_TIME_S = 5.0
 """The tests may outlast the code: they have to say that it took too long."""
 _VERDICT_BYTES = 4 * 2**20
