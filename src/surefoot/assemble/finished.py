@@ -6,7 +6,6 @@ Promises   only a run whose last process ended in order is taken for finished: i
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,8 @@ from surefoot.tracking.text import shown_path
 
 def final_verdict(folder: RunFolder, config: Config) -> dict[str, Any] | None:
     """What verdict.json says of a run that is over; None when it is not."""
-    try:
-        verdict = json.loads(folder.verdict.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(verdict, dict) or type(verdict.get("exit_code")) is not int:
+    verdict = folder.read_verdict()
+    if type(verdict.get("exit_code")) is not int:
         return None  # stopped, failed on the way, or of a version that did not say
     whole = verdict.get("planned_steps") == verdict.get("executed_steps") or stopped_by_guard(verdict)
     if not whole or verdict["planned_steps"] != config.max_steps or (folder.root / LOCK).exists():

@@ -24,9 +24,10 @@ from surefoot.assemble.given import refuse_missing, way_on
 from surefoot.assemble.guarding import calibration, calibration_lines, judge_first_value, make_guard
 from surefoot.assemble.hooks import keep_checkpoints, make_hooks
 from surefoot.assemble.inputs import NOTHING, FromPython, Inputs, read_inputs
-from surefoot.assemble.keeper import Keeper
+from surefoot.assemble.keeper import Keeper, refuse_lost_journal
 from surefoot.assemble.probing import probe_start
-from surefoot.assemble.resume import compare_machines, go_on, load_run_config
+from surefoot.assemble.resume import compare_machines, go_on
+from surefoot.assemble.run_config import load_run_config, read_run_config, refuse_code
 from surefoot.assemble.surroundings import Surroundings
 from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
@@ -105,13 +106,16 @@ def train(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> O
     return _revive(folder.root, lost, config.runtime.max_restarts, view=view, given=given)
 
 
-def resume(run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None) -> Outcome:
+def resume(
+    run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None, allow_code: bool = False
+) -> Outcome:
     """Go on with an interrupted run, to the same end as if it had never been interrupted.
 
     A run that is over is shown once more, and nothing in its folder changes.
 
     Args:
         max_steps: the run's new length; one that is over goes on from its last checkpoint.
+        allow_code: code that lies in the run folder itself may be run.
     """
     folder = RunFolder.open(run_dir)
     config = load_run_config(folder).config
@@ -121,16 +125,17 @@ def resume(run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps:
     elif over is not None:
         return show_again(folder, config, over, view)
     try:
-        return _resume(run_dir, view, given, max_steps)
+        return _resume(run_dir, view, given, max_steps, allow_code=allow_code)
     except LearnerLostError as error:
         lost = error
-    times = load_run_config(RunFolder.open(run_dir)).config.runtime.max_restarts
-    return _revive(run_dir, lost, times, view=view, given=given, max_steps=max_steps)
+    times = read_run_config(RunFolder.open(run_dir)).config.runtime.max_restarts
+    return _revive(run_dir, lost, times, view=view, given=given, max_steps=max_steps, allow_code=allow_code)
 
 
 def _revive(
-    run_dir: Path, lost: LearnerLostError, times: int, *, view: View, given: FromPython, max_steps: int | None = None
-) -> Outcome:
+    run_dir: Path, lost: LearnerLostError, times: int, *, view: View, given: FromPython, max_steps: int | None = None,
+    allow_code: bool = False,
+) -> Outcome:  # fmt: skip
     """The learner's process died, not this one: what a person would type next, up to `times` times."""
     for left in range(times, 0, -1):
         view.warn(
@@ -138,7 +143,7 @@ def _revive(
             f"see {run_dir / 'logs'} for its last words",
         )
         try:
-            return _resume(run_dir, view, given, max_steps)
+            return _resume(run_dir, view, given, max_steps, allow_code=allow_code)
         except LearnerLostError as again:
             lost = again
     raise lost
@@ -151,13 +156,17 @@ def _unless_asked(lost: LearnerLostError, stop: StopSignals) -> LearnerLostError
     return lost
 
 
-def _resume(run_dir: Path, view: View, given: FromPython, max_steps: int | None = None) -> Outcome:
+def _resume(
+    run_dir: Path, view: View, given: FromPython, max_steps: int | None = None, *, allow_code: bool = False
+) -> Outcome:
     folder = RunFolder.open(run_dir)
     with StopSignals() as stop:
         lock = RunLock(folder.root)
         try:
             finish_extension(folder)
+            refuse_lost_journal(folder)
             loaded = load_run_config(folder)
+            refuse_code(folder, loaded.config, allow_code=allow_code)
             extension = plan_extension(folder, loaded, max_steps)
             loaded = loaded if extension is None else extension.loaded
             stop.limit_s = loaded.config.stop_timeout_s

@@ -38,9 +38,13 @@ class Parsed:
     lines: dict[str, int] = field(default_factory=dict)
 
 
-def read_config_file(path: Path) -> Parsed:
-    """Read one TOML or YAML file; anything that is not plainly one table is a `ConfigError`."""
-    text = _read_text(path)
+def read_config_file(path: Path, data: bytes | None = None) -> Parsed:
+    """Read one TOML or YAML file; anything that is not plainly one table is a `ConfigError`.
+
+    Args:
+        data: its bytes, where somebody has read it already.
+    """
+    text = _read_text(path, data)
     try:
         return _parse_toml(path, text) if path.suffix == ".toml" else _parse_yaml(path, text)
     except RecursionError:
@@ -52,7 +56,7 @@ def parse_toml(text: str, name: str) -> Parsed:
     return _parse_toml(Path(name), text)
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, data: bytes | None) -> str:
     if path.suffix not in SUFFIXES:
         raise ConfigError(
             f"{path} does not end in {', '.join(SUFFIXES)}",
@@ -60,7 +64,7 @@ def _read_text(path: Path) -> str:
             f"rename it, or write overrides as KEY=VALUE ({path.name} has no =)",
         )
     try:
-        data = path.read_bytes()
+        data = path.read_bytes() if data is None else data
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist", WHY, _nearby(path)) from None
     except (OSError, ValueError) as error:

@@ -18,7 +18,6 @@ Read next: `mcp_pool.py`, where connections come from; `mcp_servers.py`, how ser
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections import deque
@@ -38,6 +37,7 @@ from surefoot.envs.servers.mcp_toolbox import MCPToolbox, Tool
 from surefoot.envs.servers.tool_schema import checker
 from surefoot.envs.servers.tool_text import readable
 from surefoot.errors import ToolError, ToolFailedError
+from surefoot.plain_file import APPEND, plain_descriptor
 from surefoot.protocols import ToolAnswer, ToolSpec
 from surefoot.records import Task
 
@@ -294,7 +294,7 @@ class MCPToolkit:
             self.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = self.log_dir / f"{server}.log"
             if not path.exists() or path.stat().st_size < _LOG_BYTES:
-                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as file:
+                with open(plain_descriptor(path, APPEND), "a", encoding="utf-8") as file:
                     file.write(text)
         except OSError:
             self.counts.add("log_not_written")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from surefoot.plain_file import APPEND, plain_descriptor
 from surefoot.protocols import Codec, DecoderSpec, ServingEngine
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ class ProcessRecipe:
     def enter(self, name: str) -> None:
         """Send what is printed to the log, and crashes with it; first thing in the process."""
         self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        descriptor = os.open(self.log(name), flags, 0o600)
+        descriptor = plain_descriptor(self.log(name), APPEND)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.dup2(descriptor, 1)

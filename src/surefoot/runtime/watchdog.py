@@ -26,6 +26,7 @@ from types import TracebackType
 from surefoot import pulse
 from surefoot.envs.rewards.process_tree import adopt_orphans, end_all_children
 from surefoot.errors import ConfigError, MemoryLimitError, StalledError, StorageError
+from surefoot.plain_file import APPEND, plain_descriptor
 from surefoot.stopping import say_without_waiting
 
 STACKS = signal.SIGUSR2
@@ -115,7 +116,7 @@ class Watchdog:
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        return plain_descriptor(path, APPEND)
     except OSError as error:
         raise StorageError(
             f"the watchdog cannot open {path}: {error.strerror}",

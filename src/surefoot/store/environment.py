@@ -8,9 +8,12 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from surefoot import __version__
 from surefoot.config import Config
@@ -51,9 +54,9 @@ def environment_record(*, torch: bool = False, cwd: Path | None = None) -> dict[
 
 def config_text(config: Config) -> str:
     """The config as a run folder keeps it: every key as TOML, credentials hidden, and a first line that says so."""
-    hidden = _hidden(config)
+    shown, hidden = _without_credentials(config)
     note = f"{_HIDDEN_NOTE}{', '.join(hidden)}\n" if hidden else ""
-    return note + dump_toml(config.model_copy(update=hidden))
+    return note + dump_toml(shown)
 
 
 def refuse_hidden(text: str) -> None:
@@ -67,11 +70,29 @@ def refuse_hidden(text: str) -> None:
         )
 
 
-def _hidden(config: Config) -> dict[str, Any]:
-    """Keys whose text holds a credential, and what may be kept of it."""
-    texts = {name: value for name, value in config if isinstance(value, str | tuple)}
-    shown = {name: redact_values(value) for name, value in texts.items()}
-    return {name: value for name, value in shown.items() if value != texts[name]}
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _without_credentials(table: Model, prefix: str = "") -> tuple[Model, list[str]]:
+    """What may be kept of a config or of one table in it, and the dotted keys whose text held a credential."""
+    changed: dict[str, Any] = {}
+    hidden: list[str] = []
+    for name, value in table:
+        changed[name], found = _kept(value, prefix + name)
+        hidden += found
+    return (table.model_copy(update=changed), hidden) if hidden else (table, [])
+
+
+def _kept(value: Any, key: str) -> tuple[Any, list[str]]:
+    if isinstance(value, BaseModel):
+        return _without_credentials(value, f"{key}.")
+    if isinstance(value, Mapping) and any(isinstance(each, BaseModel) for each in value.values()):
+        parts = {name: _kept(each, f"{key}.{name}") for name, each in value.items()}
+        return {name: kept for name, (kept, _) in parts.items()}, [
+            each for _, found in parts.values() for each in found
+        ]
+    shown = redact_values(value)
+    return shown, [key] if shown != value else []
 
 
 def _torch_facts(ask: bool) -> dict[str, Any]:

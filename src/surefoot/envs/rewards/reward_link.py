@@ -26,6 +26,7 @@ from surefoot.envs.rewards.frames import ANSWER_CAP, FrameError, pack, take_fram
 from surefoot.envs.rewards.marks import RewardFunction
 from surefoot.envs.rewards.reward_nursery import CONTROL_CAP, run_nursery
 from surefoot.errors import RewardError, StorageError
+from surefoot.plain_file import APPEND, plain_descriptor
 
 _PATIENCE_S = 10.0
 
@@ -165,7 +166,7 @@ class NurseryLink:
 
 def _open_log(path: Path) -> int:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return plain_descriptor(path, APPEND)
     except OSError as error:
         raise StorageError(
             f"the reward log {path} cannot be opened: {error.strerror}",
