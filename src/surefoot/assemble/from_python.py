@@ -23,7 +23,7 @@ from surefoot.assemble.evaluate import evaluate as evaluate_target
 from surefoot.assemble.given import ROWS, Rows
 from surefoot.assemble.inputs import FromPython, RewardFunction
 from surefoot.assemble.model_object import model_of
-from surefoot.assemble.run_config import read_run_config
+from surefoot.assemble.run_config import load_run_config
 from surefoot.assemble.session import Outcome
 from surefoot.assemble.session import resume as resume_session
 from surefoot.assemble.session import train as run_session
@@ -141,7 +141,7 @@ def resume(
         allow_code: code that lies in the run folder itself may be run; without it such a folder is refused.
     """
     root = Path(run_dir)
-    loaded = read_run_config(RunFolder.open(root))
+    loaded = load_run_config(RunFolder.open(root))
     source = training_tasks(tasks, train_dataset)
     if isinstance(source, str) and source != loaded.config.tasks:
         raise ConfigError(

@@ -33,11 +33,11 @@ def resume(run: Path, words: Sequence[str], *, allow_code: bool = False) -> int:
     """Go on with an interrupted run, or make one longer; the verdict's exit code."""
     max_steps = _new_length(words) if words else None
     from surefoot import assemble
-    from surefoot.assemble.run_config import read_run_config
+    from surefoot.assemble.run_config import load_run_config
     from surefoot.store.run_folder import RunFolder
     from surefoot.tracking.console import open_view
 
-    view = open_view(max_steps or read_run_config(RunFolder.open(run)).config.max_steps)
+    view = open_view(max_steps or load_run_config(RunFolder.open(run)).config.max_steps)
     try:
         outcome = assemble.resume(run, view=view, max_steps=max_steps, allow_code=allow_code)
     finally:
