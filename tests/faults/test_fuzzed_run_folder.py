@@ -6,7 +6,6 @@ them a day. `run_folder_kit.KINDS` says what they are.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -32,7 +31,7 @@ import surefoot
 from surefoot.errors import SecurityError, StateError
 
 MUTATIONS, PARTS = 1000, 200
-HANG_S = 5.0
+HANG_S = 2.0
 """Of a command that is expected to hang."""
 Fresh = Callable[..., Scene]
 
@@ -153,9 +152,8 @@ def test_allow_code_goes_with_a_resume(bench: Bench, fresh: Fresh) -> None:
 # -- files --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["environment.json", "lock", "metrics.jsonl"])
-def test_a_pipe_is_not_waited_for(bench: Bench, fresh: Fresh, name: str) -> None:
-    command = {"environment.json": "report", "lock": "status", "metrics.jsonl": "check"}[name]
+@pytest.mark.parametrize(("name", "command"), [("environment.json", "report"), ("lock", "status")])
+def test_a_pipe_is_not_waited_for(bench: Bench, fresh: Fresh, name: str, command: str) -> None:
     for planted in ("", "open"):
         scene = fresh()
         (scene.run / name).unlink(missing_ok=True)
@@ -267,11 +265,12 @@ def test_no_mutation_of_a_run_folder_gets_through(bench: Bench, fresh: Fresh, pa
     assert bench.warm.orphans() == [], "processes are left"
 
 
+@pytest.mark.turns(4)
 def test_planted_open_doors_are_seen_by_the_same_look(bench: Bench, fresh: Fresh) -> None:
     """Teeth: with one defence taken away the mutations of its kind are found out."""
-    for kind, planted in (("forged_config", "code"), ("link_to_a_file", "open"), ("link_to_a_folder", "folders")):
+    for kind, planted in (("forged_config", "code"), ("link_to_a_file", "open"), ("pipe", "open")):
         numbers = [n for n in range(MUTATIONS) if KINDS[n % len(KINDS)].__name__ == kind]
-        assert any(_red(bench, fresh, number, planted) for number in numbers[:6]), f"nobody misses {planted}"
+        assert any(_red(bench, fresh, number, planted) for number in numbers[:4]), f"nobody misses {planted}"
 
 
 def _red(bench: Bench, fresh: Fresh, number: int, planted: str) -> bool:
@@ -280,8 +279,3 @@ def _red(bench: Bench, fresh: Fresh, number: int, planted: str) -> bool:
     mutate(scene, number)
     looks = look(bench.warm, scene, planted=planted, deadline_s=HANG_S)
     return bool(scene.trouble(looks, before))
-
-
-def test_the_thousand_are_different_and_of_every_kind(fresh: Fresh) -> None:
-    said = {json.dumps(mutate(fresh(), number)) for number in range(2 * len(KINDS))}
-    assert len(said) == 2 * len(KINDS)

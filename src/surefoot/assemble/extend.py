@@ -121,10 +121,10 @@ def finish_extension(folder: RunFolder) -> None:
 
 def former_ends(keeper: Keeper, extension: Extension | None) -> frozenset[int]:
     """Steps that were the last one when they were done: they were logged and looked at as such."""
-    told = [(e["step"], e["from"]) for e in extensions(keeper.journal)]
+    told = [(e.get("step"), e.get("from")) for e in extensions(keeper.journal)]
     if extension is not None:
         told.append((keeper.ledger.step, extension.former.max_steps))
-    return frozenset(last for done, last in told if done == last)
+    return frozenset(last for done, last in told if done == last and type(last) is int)
 
 
 def _rate(config: Config, step: int) -> float:

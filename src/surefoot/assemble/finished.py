@@ -25,12 +25,38 @@ from surefoot.tracking.text import shown_path
 def final_verdict(folder: RunFolder, config: Config) -> dict[str, Any] | None:
     """What verdict.json says of a run that is over; None when it is not."""
     verdict = folder.read_verdict()
-    if type(verdict.get("exit_code")) is not int:
-        return None  # stopped, failed on the way, or of a version that did not say
-    whole = verdict.get("planned_steps") == verdict.get("executed_steps") or stopped_by_guard(verdict)
+    if type(verdict.get("exit_code")) is not int or not _is_ours(verdict):
+        return None  # stopped, failed on the way, of a version that did not say, or changed by somebody
+    whole = verdict["planned_steps"] == verdict["executed_steps"] or stopped_by_guard(verdict)
     if not whole or verdict["planned_steps"] != config.max_steps or (folder.root / LOCK).exists():
         return None
     return verdict
+
+
+def _is_ours(verdict: dict[str, Any]) -> bool:
+    """Whether everything that is shown of it has the form in which a run writes it."""
+    best, guard = verdict.get("best"), verdict.get("guard")
+    reasons, numbers = verdict.get("reasons"), verdict.get("metrics")
+    return (
+        verdict["exit_code"] in (0, 1, CollapseStopError.exit_code)
+        and verdict.get("status") in [str(each) for each in Verdict]
+        and all(type(verdict.get(name)) is int for name in ("planned_steps", "executed_steps"))
+        and isinstance(reasons, list)
+        and all(isinstance(reason, str) for reason in reasons)
+        and isinstance(numbers, dict)
+        and all(map(_is_number, [*numbers.values(), verdict.get("seconds")]))
+        and (best is None or (isinstance(best, dict) and isinstance(best.get("checkpoint", None), str | None)))
+        and (best is None or {"step", "checkpoint"} <= best.keys())
+        and (
+            guard is None
+            or (isinstance(guard, dict) and (not guard.get("fired") or {"step", "reason"} <= guard.keys()))
+        )
+        and (verdict["exit_code"] != CollapseStopError.exit_code or stopped_by_guard(verdict))
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def stopped_by_guard(verdict: dict[str, Any]) -> bool:
