@@ -73,7 +73,7 @@ def load_words(model: str, *, base: Path) -> Words:
             with contextlib.suppress(ModelError), _refusing(model, source):  # refused later, with the weights
                 found = kind.from_pretrained(source, **({"trust_remote_code": False} if kind is AutoConfig else {}))
                 ids = found.eos_token_id
-                declared |= set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+                declared |= {each for each in (ids if isinstance(ids, list) else [ids]) if isinstance(each, int)}
     own = tokenizer.eos_token_id
     return Words(tokenizer, frozenset(declared | (set() if own is None else {own})), len(tokenizer))
 
