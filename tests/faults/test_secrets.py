@@ -107,7 +107,7 @@ def train(place: Path, *words: str, customised: str = "", stand_in: str = "") ->
     hooks.mkdir(exist_ok=True)
     (hooks / "sitecustomize.py").write_text(customised)
     source = Path(__file__).parents[2] / "src"
-    env = IN_ENVIRONMENT | {"TMPDIR": str(place.parent / "crashes"), "STAND_IN": stand_in, "PYTHONUTF8": "1"}
+    env = IN_ENVIRONMENT | {"TMPDIR": str(place.parent / "crashes"), "WANDB_STAND_IN": stand_in, "PYTHONUTF8": "1"}
     wandb = place.parent / "stand in"
     if not wandb.exists():
         put_stand_in(place.parent)

@@ -41,7 +41,7 @@ GENERATED = 200
 """How many tasks a generator makes for an evaluation when nobody says."""
 ANSWERING = frozenset(
     """chat_template device dtype engine.rows eval_temperature max_completion_length max_prompt_length
-    max_reward_failures max_turns num_generations_eval reward_memory_mb reward_timeout_s reward_workers seed
+    max_reward_failures max_turns num_generations_eval pass_env reward_memory_mb reward_timeout_s reward_workers seed
     system_prompt temperature threads tools.allow_unsafe tools.call_timeout_s tools.environment tools.functions
     tools.format tools.in_prompt tools.max_calls tools.max_result_tokens tools.servers
     tools.turns_by_complexity""".split()
@@ -156,7 +156,7 @@ def evaluate(
     who = subject.name if url is None else f"what {url} serves"
     with RewardPool(
         subject.inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s,
-        memory_mb=config.reward_memory_mb, forked=subject.inputs.forked,
+        memory_mb=config.reward_memory_mb, forked=subject.inputs.forked, pass_env=config.pass_env, warn=view.warn,
     ) as pool:  # fmt: skip
         view.start([f"evaluating {who}", *subject.notes])
         return _answer(who, config, subject, pool, served=url is not None)

@@ -194,6 +194,7 @@ def _live(
     pool = RewardPool(
         inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s,
         memory_mb=config.reward_memory_mb, log_path=folder.logs / "rewards.log", forked=inputs.forked,
+        pass_env=config.pass_env, warn=view.warn,
     )  # fmt: skip
     shown = loaded.resolved.model_dump(mode="json")
     sinks = Sinks(config.report_to, folder.root, config.run_name, shown, view.warn)

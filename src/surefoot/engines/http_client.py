@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import ipaddress
 import json
 import os
 import time
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from surefoot.addresses import holds_credentials, keeps_a_key
 from surefoot.errors import ConfigError, EngineError
 from surefoot.line_deadline import DeadlineConnection
 from surefoot.safe_text import printable
@@ -67,7 +67,7 @@ class HttpClient:
         self._https, self._host, self._port, self.prefix = _parts(url)
         self.url = url
         key = os.environ.get(KEY_VARIABLE, "")
-        if key and not self._https and not _is_loopback(self._host):
+        if key and not keeps_a_key(url):
             raise ConfigError(
                 f"{KEY_VARIABLE} is set, and {url} is neither https nor this machine",
                 "anybody on the way could read the key",
@@ -173,7 +173,7 @@ def _parts(url: str) -> tuple[bool, str, int | None, str]:
         raise ConfigError(
             f"engine.url = {url!r}: {error}", "it is no address", 'like "http://127.0.0.1:8000/v1"'
         ) from error
-    if split.username or split.password:
+    if holds_credentials(url):
         raise ConfigError(
             "engine.url holds a user name or password", "addresses are logged", f"put the key into {KEY_VARIABLE}"
         )
@@ -182,13 +182,6 @@ def _parts(url: str) -> tuple[bool, str, int | None, str]:
             f"engine.url = {url!r}", "it is no plain http or https address", 'like "http://127.0.0.1:8000/v1"'
         )
     return split.scheme == "https", split.hostname, port, split.path.rstrip("/")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _seconds(text: str | None) -> float:

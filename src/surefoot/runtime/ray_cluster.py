@@ -4,7 +4,7 @@ Owns       the random token, mark, namespace and temporary folder of a private c
 Promises   never attaches to whatever happens to run (RAY_ADDRESS is not looked at); a client without the token is
            refused; the folder is readable by its owner only; after `close`, and after any death of the driver, no
            process, folder or shared memory of the cluster is left. A cluster that is given by address is joined only
-           with a token from the environment, and is left standing.
+           with a token from the environment, and is left standing. The processes see a list of variables, not ours.
 Never      starts the dashboard, sends usage statistics, or prints other processes' output.
 
 Ray listens on all interfaces even when it is told 127.0.0.1; what keeps strangers out is the token.
@@ -29,8 +29,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from surefoot.child_environment import inherited
 from surefoot.errors import ConfigError, FleetError, SecurityError, StateError
 from surefoot.runtime.reaper import MARK, READY
+from surefoot.safe_text import remember
 
 _REAPER = Path(__file__).with_name("reaper.py")
 _PREFIX = "sf-ray-"
@@ -189,8 +191,14 @@ def _token() -> str:
 
 @contextlib.contextmanager
 def _environment(entries: Mapping[str, str]) -> Iterator[None]:
-    """What Ray and its processes see; afterwards only the token is left, which Ray may want to read again."""
-    wanted = {
+    """What Ray and its processes see: the list of `child_environment`, and these; afterwards all is as it was.
+
+    What a config passes on by name is not here: `ProcessRecipe` brings it, to the processes that run our code.
+    """
+    remember(os.environ)  # other threads may print meanwhile
+    kept = inherited(name for name in (_TOKEN, _MODE) if name in os.environ)
+    wanted: dict[str, str | None] = {name: None for name in os.environ if name not in kept}
+    wanted |= {
         "RAY_ADDRESS": None, "RAY_NAMESPACE": None, "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONFAULTHANDLER": None, **entries,
     }  # fmt: skip

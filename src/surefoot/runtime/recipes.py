@@ -12,11 +12,12 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from surefoot.child_environment import narrow
 from surefoot.plain_file import APPEND, plain_descriptor
 from surefoot.protocols import Codec, DecoderSpec, ServingEngine
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from surefoot.policy.learner import GRPOLearner, LearnerSettings
     from surefoot.policy.load import Policy
 
+RAY_OWN = ("RAY_AUTH_TOKEN",)
+"""Secrets that a process of a cluster needs to talk to the others; reward and tool processes do not get them."""
 _REWARD_FILE = "surefoot_reward_"
 
 
@@ -42,13 +45,21 @@ class ProcessRecipe:
     """Torch threads: part of the result, so the same in every process, whatever Ray sets."""
     deterministic: bool
     """Only kernels whose results repeat bit by bit."""
+    passed: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables that the config names, with the driver's values: a cluster elsewhere has others, or none."""
+
+    def also(self, names: Iterable[str]) -> ProcessRecipe:
+        """With these variables too, where the driver has them."""
+        return replace(self, passed={**self.passed, **{name: os.environ[name] for name in names if name in os.environ}})
 
     def log(self, name: str) -> Path:
         """`logs/engine-0.log` of `engine 0`."""
         return self.logs / f"{name.replace(' ', '-')}.log"
 
     def enter(self, name: str) -> None:
-        """Send what is printed to the log, and crashes with it; first thing in the process."""
+        """Narrow the environment, send what is printed to the log, and crashes with it; first thing in the process."""
+        os.environ.update(self.passed)
+        narrow([*self.passed, *RAY_OWN])
         self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = plain_descriptor(self.log(name), APPEND)
         for stream in (sys.stdout, sys.stderr):
@@ -142,6 +153,14 @@ class WorkerRecipe:
     """Columns that have no form as data, by task; Ray brings them here, and a fork to the reward workers."""
     rules: GradingRules | None = None
     """What becomes of loops, and how long the run is."""
+    pass_env: tuple[str, ...] = ()
+    """Variables that reward functions may see beside the usual ones; the process has them."""
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of variables with the tokens of tool servers: the process sends them, its children never see them."""
+        servers = () if self.tools is None else self.tools.servers
+        return tuple(server.token_env for server in servers if server.token_env is not None)
 
     def pool(self, log: Path) -> RewardPool:
         """Forked at once, before torch is imported."""
@@ -153,7 +172,7 @@ class WorkerRecipe:
         functions = {name: _loaded(function) for name, function in self.functions.items()}
         pool = RewardPool(
             functions, workers=self.reward_workers, timeout_s=self.reward_timeout_s, memory_mb=self.reward_memory_mb,
-            log_path=log, forked=self.forked,
+            log_path=log, forked=self.forked, pass_env=self.pass_env,
         )  # fmt: skip
         return pool.start()
 

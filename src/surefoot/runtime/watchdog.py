@@ -24,6 +24,7 @@ from pathlib import Path
 from types import TracebackType
 
 from surefoot import pulse
+from surefoot.child_environment import inherited
 from surefoot.envs.rewards.process_tree import adopt_orphans, end_all_children
 from surefoot.errors import ConfigError, MemoryLimitError, StalledError, StorageError
 from surefoot.plain_file import APPEND, plain_descriptor
@@ -131,8 +132,9 @@ def _start_guardian(timeout_s: float, dump: int) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid()), repr(limit_s)]
     try:
         child = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=dump, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0
-        )
+            argv, stdin=subprocess.PIPE, stdout=dump, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0,
+            env=inherited(),
+        )  # fmt: skip
     except OSError as error:
         raise MemoryLimitError(
             f"the watchdog's helper process cannot be started: {error.strerror}",

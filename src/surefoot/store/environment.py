@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from surefoot import __version__
+from surefoot.child_environment import inherited
 from surefoot.config import Config
 from surefoot.config_load import dump_toml
 from surefoot.errors import StateError
-from surefoot.safe_text import redact_values
+from surefoot.safe_text import is_secret_name, redact_values
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "numpy", "reasoning-gym")
 _HIDDEN_NOTE = "# credentials are hidden in: "
@@ -146,7 +147,12 @@ def _git(cwd: Path) -> dict[str, Any]:
 def _git_says(cwd: Path, *words: str) -> str | None:
     command = ["git", "-C", str(cwd), *words]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False, env=_for_git())
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _for_git() -> dict[str, str]:
+    """Git reads its own settings; what a repository's config makes it start is not to find our secrets."""
+    return inherited(name for name in os.environ if name.startswith("GIT_") and not is_secret_name(name))

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ class NurseryLink:
 
     def __init__(
         self, functions: Mapping[str, RewardFunction], log_path: Path | None, memory_mb: int = 0,
-        forked: Forked | None = None,
+        forked: Forked | None = None, pass_env: Sequence[str] = (),
     ) -> None:  # fmt: skip
         log = None if log_path is None else _open_log(log_path)
         self.control, theirs = socket.socketpair()
@@ -109,7 +109,7 @@ class NurseryLink:
             self.pid = os.fork()
         if self.pid == 0:
             self.control.close()
-            run_nursery(theirs, functions, log, driver, memory_mb, forked)
+            run_nursery(theirs, functions, log, driver, memory_mb, forked, pass_env)
         theirs.close()
         if log is not None:
             os.close(log)

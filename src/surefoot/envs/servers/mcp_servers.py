@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
+from surefoot.addresses import holds_credentials, keeps_a_key
 from surefoot.errors import ToolError
 
 MIB = 1 << 20
@@ -91,7 +93,7 @@ class Server:
     """`isolated`: every rollout has a server (or session) of its own. `shared`: all rollouts see the same state."""
     connections: int = 1
     """How many clients a shared server has."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables for the server, beside PATH and the language; nothing else of our environment is passed on."""
     cwd: Path | None = None
     tools: tuple[str, ...] | None = None
@@ -103,7 +105,7 @@ class Server:
     probe_answer: str | None = None
     """What the probe has to be answered with, spaces around it left out; any answer but an error when left out."""
     token_env: str | None = None
-    """Name of the variable that holds the bearer token for `url`."""
+    """Name of the variable that holds the bearer token for `url`, which is then https or on this machine."""
     warm: int = 0
     """Servers started ahead, each for one rollout to come."""
 
@@ -134,8 +136,8 @@ class Server:
         words: Any = self.command  # whoever calls us may not check types
         if not isinstance(words, tuple | list) or any(not isinstance(word, str) or "\0" in word for word in words):
             return f"command is a list of texts, not {self.command!r}"
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            return f"{self.url!r} is no address; it begins with http:// or https://"
+        if self.url is not None and (problem := self._address_problem(self.url)):
+            return problem
         if self.in_memory is not None and not callable(self.in_memory):
             return "in_memory is a function that makes a server; one object would be the same for every rollout"
         if self.isolation not in ("isolated", "shared"):
@@ -146,6 +148,26 @@ class Server:
             return "an answer is expected of a probe that it does not have"
         if self.token_env is not None and not os.environ.get(self.token_env):
             return f"its token should be in the variable {self.token_env}, which is not set"
+        return None
+
+    def _address_problem(self, url: str) -> str | None:
+        """The rule of `engine.url`: nothing secret in an address, and no key where others can read it."""
+        if not url.isprintable() or set(url) & set(" \\"):
+            return "its address holds a blank, a backslash or a character that cannot be seen"
+        try:
+            if holds_credentials(url):
+                return (
+                    "its address holds a user name or password, and addresses are logged; name a variable in token_env"
+                )
+            if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+                return f"{url!r} is no address; it begins with http:// or https://"
+        except ValueError as error:
+            return f"its address cannot be read: {error}"
+        if self.token_env is not None and not keeps_a_key(url):
+            return (
+                f"the token in {self.token_env} would go to {url} in clear text, where anybody on the way can read it; "
+                "use https, or a server on this machine"
+            )
         return None
 
 
