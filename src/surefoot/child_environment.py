@@ -77,7 +77,11 @@ def inherited(named: Iterable[str] = (), environ: Mapping[str, str] | None = Non
 def _is_passed(name: str, value: str) -> bool:
     if name in PASSED:
         return True
-    return name.startswith(PREFIXES) and not is_secret_name(name) and redact(value, {}) == value
+    if not name.startswith(PREFIXES):
+        return False
+    if os.path.isabs(value) and os.path.exists(value):
+        return True  # a file that holds a secret is not one: RAY_TLS_SERVER_KEY
+    return not is_secret_name(name) and redact(value, {}) == value
 
 
 class _Noticing(os._Environ[str]):

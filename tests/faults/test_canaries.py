@@ -16,7 +16,7 @@ from command import ROOT, surefoot
 
 CONFIG = str(ROOT / "configs" / "tools_mcp.toml")
 TINY = (
-    "num_tasks=200 tasks_per_step=2 num_generations=2 max_steps=2 eval_steps=0 eval_on_start=false eval_tasks=4 save_steps=1 "
+    "num_tasks=200 tasks_per_step=2 num_generations=2 max_steps=3 eval_steps=0 eval_on_start=false eval_tasks=4 save_steps=1 "
     "preflight_tasks=0 probe_reward_tasks=0 reward_workers=1 reward_timeout_s=220 stall_timeout_s=600 threads=1 device=cpu guard.mode=off "
     "learning_rate=1e-3 target_metric=none target_value=none eval_metric=none heldout_fraction=0 reward_weights=[1.0]"
 ).split()
@@ -59,6 +59,7 @@ def test_a_tool_run_and_its_resume_leave_twelve_secrets_with_the_driver_alone(pl
     assert {each.code for each in shown} == {0}, [each.err for each in shown]
     assert (place / "run" / "report.html").exists()
     assert leaks(killed) + leaks(resumed, *(each.out + each.err for each in shown)) == []
+    assert "warning: the reward asked for OPENAI_KEY, which is set here and not passed on" in killed.out + killed.err
     assert "environment:" in (place / "run/logs/rewards.log").read_text(), "the reward did print"
 
 

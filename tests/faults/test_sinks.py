@@ -302,7 +302,9 @@ TINY = [
 @pytest.mark.config_key("report_to")
 def test_a_run_reports_to_tensorboard_and_does_not_notice_that_wandb_hangs(tmp_path: Path) -> None:
     path = with_path(put_stand_in(tmp_path), ROOT / "src")
-    ran = surefoot("train", *TINY, "report_to=['tensorboard', 'wandb']", cwd=tmp_path, env={"WANDB_STAND_IN": "stall"} | path)
+    ran = surefoot(
+        "train", *TINY, "report_to=['tensorboard', 'wandb']", cwd=tmp_path, env={"WANDB_STAND_IN": "stall"} | path
+    )
     assert ran.code == 0, ran.err
     rows = [row for row in ran.metrics if "loss" in row]
     assert [row["step"] for row in rows] == [1, 2, 3]

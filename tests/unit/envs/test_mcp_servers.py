@@ -40,6 +40,52 @@ def test_a_limit_that_limits_nothing_is_refused(settings: dict[str, Any]) -> Non
         Limits(**settings)
 
 
+ADDRESSES = [
+    ("http://10.0.0.1:8931/mcp", True, "clear text"), ("http://localhost.example.org/mcp", True, "clear text"),
+    ("http://127.0.0.1.example.org/mcp", True, "clear text"), ("http://2130706433/mcp", True, "clear text"),
+    ("http://[::ffff:10.0.0.1]/mcp", True, "clear text"), ("http://me:hidden-pw@10.0.0.1/mcp", False, "user name or password"),
+    ("https://me:hidden-pw@example.org/mcp", True, "user name or password"),
+    ("https://hidden-pw@example.org/mcp", False, "user name or password"),
+    ("ftp://me:hidden-pw@example.org/mcp", False, "user name or password"),
+    ("http://127.0.0.1\\@10.0.0.1/mcp", True, "backslash"), ("http://10.0.0.1\t/mcp", False, "cannot be seen"),
+    ("http://[fe80/mcp", False, "cannot be read"), ("http:///mcp", False, "no address"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("url", "token", "says"), ADDRESSES)
+def test_a_token_goes_over_https_or_stays_on_this_machine_and_an_address_holds_none(
+    url: str, token: bool, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOOL_TOKEN", "canary-token")
+    with pytest.raises(ToolError, match=says) as refused:
+        Server("a", url=url, token_env="TOOL_TOKEN" if token else None)
+    assert "hidden-pw" not in str(refused.value)
+    assert "canary-token" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.org/mcp", "http://127.0.0.1:1/mcp", "http://[::1]:1/", "http://localhost/"]
+)
+def test_a_token_may_go_where_nobody_reads_along(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOL_TOKEN", "canary-token")
+    assert Server("a", url=url, token_env="TOOL_TOKEN").url == url
+    assert Server("a", url="http://10.0.0.1/mcp").url == "http://10.0.0.1/mcp", (
+        "without a token there is nothing to lose"
+    )
+
+
+def test_planted_rule_that_trusts_every_way_sends_the_token_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOOL_TOKEN", "canary-token")
+    monkeypatch.setattr("surefoot.envs.servers.mcp_servers.keeps_a_key", lambda url: True)
+    monkeypatch.setattr("surefoot.envs.servers.mcp_servers.holds_credentials", lambda url: False)
+    assert Server("a", url="http://10.0.0.1/mcp", token_env="TOOL_TOKEN").token_env == "TOOL_TOKEN"
+    assert Server("a", url="http://me:pw@10.0.0.1/mcp").url == "http://me:pw@10.0.0.1/mcp"
+
+
+def test_the_values_that_a_server_is_given_are_not_shown() -> None:
+    assert "canary" not in repr(Server("a", command=("x",), env={"A_TOKEN": "canary"}))
+
+
 def test_of_our_environment_only_a_few_names_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary")
     monkeypatch.setenv("PATH", "/bin")
