@@ -87,7 +87,7 @@ KINDS = [
     Kind("asks_for_input", "tool_protocol"),
     Kind("leaves_children", "ok", says="hello"),
     Kind("does_not_leave", "ok", says="hello"),
-    Kind("hides_characters", "ok", says="safe\\u202etxt.exe\\x1b[2J\\u200b"),
+    Kind("hides_characters", "ok", says="safe\\u202etxt.exe\\x1b[2J\\u200b\\u2028"),
     Kind("remembers", "ok", says="hello"),
     *[Kind(f"rug_pull_{how}", CHANGED, "rug_pull", (how,), says=says) for how, says in (
         ("changed", "'echo' was changed"), ("new", "'delete_all' is new"), ("missing", "'echo' is missing"),

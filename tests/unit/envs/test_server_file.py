@@ -61,6 +61,8 @@ def test_a_server_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"mcpServers": {"a": {"command": "x", "probe": {"tool": "t", "arguments": {}, "expct": "42"}}}}, "probe is"),
         ({"mcpServers": {"a": {"command": "x", "pass_env": ["NOT_SET_ANYWHERE"]}}}, "NOT_SET_ANYWHERE"),
         ({"mcpServers": {"a": {"command": "x", "url": "http://x"}}}, "exactly one of"),
+        ({"mcpServers": {"a": {"url": "http://10.0.0.1/mcp", "token_env": "PATH"}}}, "the token in PATH would go to"),
+        ({"mcpServers": {"a": {"url": "https://me:pw@example.org/mcp"}}}, "user name or password"),
         ({"mcpServers": {"a b": {"command": "x"}}}, "letters, digits"),
         ('{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "more than once"),
     ],

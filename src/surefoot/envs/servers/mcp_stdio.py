@@ -211,7 +211,8 @@ class ServerProcess:
         """
         kept = min(self.stderr_bytes - self._said_at, 4096) if since_it_spoke else 4096
         text = bytes(self._stderr[-kept:] if kept else b"").decode("utf-8", errors="replace").strip()
-        return spelled_out(redact("\n".join(text.splitlines()[-_TAIL_LINES:]), {**os.environ, **self.server.env}))
+        lines = text.replace("\r\n", "\n").split("\n")[-_TAIL_LINES:]  # what else ends a line somewhere is spelled out
+        return spelled_out(redact("\n".join(lines), {**os.environ, **self.server.env}))
 
     # -- ending ----------------------------------------------------------------------------
     async def exit_status(self, patience_s: float) -> int | None:
