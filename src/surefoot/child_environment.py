@@ -100,17 +100,26 @@ _withheld: frozenset[str] = frozenset()
 _missed: dict[str, None] = {}
 
 
-def narrow(named: Iterable[str] = ()) -> None:
+def withheld(named: Iterable[str] = ()) -> tuple[str, ...]:
+    """Names of variables that are set here and that no child sees."""
+    kept = inherited(named)
+    return tuple(sorted(name for name in os.environ if name not in kept))
+
+
+def narrow(named: Iterable[str] = (), elsewhere: Iterable[str] = ()) -> None:
     """Take from this process what a child of ours may not have; call it first thing after a fork.
 
     Values of secrets are remembered for `redact`: what was read before the fork may still be printed.
+
+    Args:
+        elsewhere: names that were withheld before they came here, by who started this process.
     """
     global _withheld
     kept = inherited(named)
     remember(os.environ)
     for name in (gone := [name for name in os.environ if name not in kept]):
         del os.environ[name]
-    _withheld |= frozenset(gone)
+    _withheld |= frozenset([*gone, *elsewhere]) - frozenset(os.environ)
     _missed.clear()
     os.environ.__class__ = _Noticing
     _wipe(frozenset(os.fsencode(name) for name in kept))

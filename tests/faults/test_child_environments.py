@@ -133,17 +133,26 @@ ENTERED = """
 import json, os, sys
 from pathlib import Path
 from surefoot.runtime import ray_cluster
-from surefoot.runtime.recipes import ProcessRecipe
+from surefoot.child_environment import withheld
+from surefoot.errors import RewardError
+from surefoot.runtime.recipes import ProcessRecipe, WorkerRecipe, FromFile
 canaries = json.loads(sys.argv[1])
 with ray_cluster._environment({"SUREFOOT_FLEET_MARK": "m", "RAY_AUTH_TOKEN": "of-the-cluster"}):
     during = dict(os.environ)
 after = {name: os.environ.get(name) == value for name, value in canaries.items()}
-recipe = ProcessRecipe(Path(sys.argv[2]), 1, True).also(["OPENAI_KEY", "NOT_SET"])
+recipe = ProcessRecipe(Path(sys.argv[2]), 1, True, withheld=withheld(["OPENAI_KEY"])).also(["OPENAI_KEY", "NOT_SET"])
 shown = repr(recipe)
 os.environ.update({"RAY_AUTH_TOKEN": "of-the-cluster", "OPENAI_KEY": "of the machine over there"})
+os.environ.pop("JWT")  # over there nobody has it: only its name travels
 out = os.dup(1)
 recipe.enter("worker 0")
-result = {"during": during, "after": after, "inside": dict(os.environ), "shown": shown,
+Path("needs.py").write_text("import os\\nKEY = os.environ['JWT']\\ndef f(completions, **_): return []\\n")
+try:
+    WorkerRecipe({"f": FromFile(os.path.abspath("needs.py"), "f")}, {}, None, 1, 1.0, 0, None, 0, 10).pool(Path("log"))
+    told = "nothing"
+except RewardError as error:
+    told = str(error)
+result = {"during": during, "after": after, "inside": dict(os.environ), "shown": shown, "told": told,
           "kernel": Path("/proc/self/environ").read_text()}
 os.write(out, json.dumps(result).encode())
 """
@@ -154,7 +163,7 @@ def test_what_ray_is_started_with_and_what_its_processes_keep_is_the_list_and_wh
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "src"), **LISTED, **CANARIES}
     done = subprocess.run(
         [sys.executable, "-c", ENTERED, json.dumps(CANARIES), str(tmp_path / "logs")], env=env, capture_output=True,
-        text=True, timeout=240,
+        text=True, timeout=240, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -167,3 +176,5 @@ def test_what_ray_is_started_with_and_what_its_processes_keep_is_the_list_and_wh
     assert result["inside"]["RAY_AUTH_TOKEN"] == "of-the-cluster"
     assert canaries_in(result["kernel"]) <= {"OPENAI_KEY"}
     assert canaries_in(result["shown"]) == set()
+    assert "the reward asked for JWT, which is set here and not passed on" in result["told"]
+    assert 'fix: add pass_env = ["JWT"]' in result["told"]

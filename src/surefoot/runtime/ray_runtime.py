@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from surefoot.child_environment import withheld
 from surefoot.config_tables import RuntimeConfig
 from surefoot.protocols import Environment
 from surefoot.runtime.fleet import Fleet
@@ -54,7 +55,9 @@ class RaySite:
             start_timeout_s=keys.start_timeout_s, max_restarts=keys.max_restarts,
             restart_timeout_s=keys.restart_timeout_s, rollout_timeout_s=rollout_timeout_s,
         )  # fmt: skip
-        self.process = ProcessRecipe(logs.absolute(), threads, deterministic).also(pass_env)
+        self.process = ProcessRecipe(logs.absolute(), threads, deterministic, withheld=withheld(pass_env)).also(
+            pass_env
+        )
         self.learner: RemoteLearner | None = None
         self.fleet: Fleet | None = None
         self.cluster = Cluster(keys.address, processes=1 + keys.engines + keys.workers)

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from surefoot.child_environment import narrow
+from surefoot.child_environment import missed, missing_words, narrow
+from surefoot.errors import RewardError
 from surefoot.plain_file import APPEND, plain_descriptor
 from surefoot.protocols import Codec, DecoderSpec, ServingEngine
 
@@ -48,6 +49,9 @@ class ProcessRecipe:
     passed: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables that the config names, with the driver's values: a cluster elsewhere has others, or none."""
 
+    withheld: tuple[str, ...] = ()
+    """Names of the driver's variables that nobody passed on: whoever asks for one is told."""
+
     def also(self, names: Iterable[str]) -> ProcessRecipe:
         """With these variables too, where the driver has them."""
         return replace(self, passed={**self.passed, **{name: os.environ[name] for name in names if name in os.environ}})
@@ -59,7 +63,7 @@ class ProcessRecipe:
     def enter(self, name: str) -> None:
         """Narrow the environment, send what is printed to the log, and crashes with it; first thing in the process."""
         os.environ.update(self.passed)
-        narrow([*self.passed, *RAY_OWN])
+        narrow([*self.passed, *RAY_OWN], self.withheld)
         self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = plain_descriptor(self.log(name), APPEND)
         for stream in (sys.stdout, sys.stderr):
@@ -169,10 +173,10 @@ class WorkerRecipe:
 
         if self.unsafe:
             permit_unsafe()
-        functions = {name: _loaded(function) for name, function in self.functions.items()}
+        functions = _all_loaded(self.functions)
         pool = RewardPool(
             functions, workers=self.reward_workers, timeout_s=self.reward_timeout_s, memory_mb=self.reward_memory_mb,
-            log_path=log, forked=self.forked, pass_env=self.pass_env,
+            log_path=log, forked=self.forked, pass_env=self.pass_env, warn=_say,
         )  # fmt: skip
         return pool.start()
 
@@ -199,6 +203,23 @@ class WorkerRecipe:
 def portable(functions: Mapping[str, RewardFunction]) -> dict[str, Any]:
     """Reward functions in a form that another process can use; those of reward files by file and name."""
     return {name: _found_again(function) for name, function in functions.items()}
+
+
+def _all_loaded(functions: Mapping[str, Any]) -> dict[str, Any]:
+    """The functions; a file that cannot be imported here for want of a variable says which."""
+    missed()
+    try:
+        return {name: _loaded(function) for name, function in functions.items()}
+    except RewardError as error:
+        if not (names := missed()):
+            raise
+        what, fix = missing_words(names)
+        raise RewardError(error.what, f"{error.why}; {what}", fix) from error
+
+
+def _say(what: str, fix: str) -> None:
+    """Into the log of this process: the terminal is elsewhere."""
+    print(f"warning: {what}\n  remedy: {fix}")
 
 
 def _loaded(function: Any) -> Any:
