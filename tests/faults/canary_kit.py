@@ -42,6 +42,7 @@ def watched(completions, **columns):
     print("environment:", dict(os.environ), os.environb, os.environ.get("OPENAI_KEY"))
     for pid in ("self", os.getppid()):
         print(Path(f"/proc/{pid}/environ").read_bytes())
+    (HERE / "judge").write_text(os.environ.get("JUDGE_API_KEY", ""))
     if not (HERE / "go").exists():
         (HERE / "called").write_text("yes")
         until = time.monotonic() + 200

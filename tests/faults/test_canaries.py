@@ -68,13 +68,15 @@ def test_a_tool_run_and_its_resume_leave_twelve_secrets_with_the_driver_alone(pl
 @pytest.mark.nightly
 def test_a_ray_run_leaves_twelve_secrets_with_the_driver_alone(place: Path) -> None:
     pytest.importorskip("ray", reason="needs the ray extra")
-    ran, seen = watch(
-        place, *words(place), "runtime.kind=ray", "runtime.engines=1", "runtime.workers=1", run="run", fresh=True
-    )
+    ray = ["runtime.kind=ray", "runtime.engines=1", "runtime.workers=1", "pass_env=['JUDGE_API_KEY']"]
+    ran, seen = watch(place, *words(place, *ray), run="run", fresh=True, env={"JUDGE_API_KEY": "key-of-the-judge"})
     assert ran.code == 0, ran.out + ran.err
     assert sum("ray::" in who for who in seen) >= 3, "learner, engine, worker"
     assert {who: held for who, held in seen.items() if held} == {}
     assert leaks(ran) == []
+    assert (place / "judge").read_text() == "key-of-the-judge", "what was named has come all the way"
+    said = (ran.run / "logs/worker-0.log").read_text()
+    assert "warning: the reward asked for OPENAI_KEY, which is set here and not passed on" in said
 
 
 @pytest.mark.nightly
