@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 from surefoot.assemble.border import check_pairs
 from surefoot.assemble.eval_sets import OwnSet, heldout_all, read_sets, set_lines
 from surefoot.assemble.guarding import calibration, calibration_lines, make_guard
-from surefoot.assemble.inputs import metric_spec, split_tasks, watched_metric
+from surefoot.assemble.inputs import metric_spec, refuse_uncontained_code, runs_code, split_tasks, watched_metric
 from surefoot.assemble.large import open_large, streamed_border
 from surefoot.assemble.model_shape import Shape
 from surefoot.assemble.planning import level_plan
 from surefoot.assemble.tool_look import LookedAt, look_at
 from surefoot.assemble.tooling import tool_recipe
+from surefoot.assemble.walls import weaker_words
 from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
 from surefoot.data.sources import load_tasks
@@ -111,9 +112,18 @@ def dry_run(loaded: LoadedConfig, *, start_tools: bool = False) -> list[str]:
     recipe = tool_recipe(config, loaded.base)
     tools = None if recipe is None else look_at(recipe, start=start_tools)
     lines += [] if recipe is None or tools is None else _tool_lines(config, recipe, tools)
+    lines += _sandbox_lines(config, [tasks, *(own.task_set for own in sets)])
     lines += [f"rewards   {rewards}", f"folder    {shown_path(root)} (not created)"]
     lines += _with_model(loaded, facts, tasks.tasks, asked, recipe, tools, checked)
     return [*lines, "", *checked.lines()]
+
+
+def _sandbox_lines(config: Config, read: Sequence[TaskSet]) -> list[str]:
+    """Whether code can be contained here, where tasks or rewards need it; refused as the run would be."""
+    if refuse_uncontained_code(config, runs_code=any(map(runs_code, read))):
+        return ["sandbox   NONE: model-written code would run with your rights (tools.allow_unsafe)"]
+    words = weaker_words()
+    return [f"sandbox   weaker on this host: {words}"] if words else []
 
 
 def _with_model(

@@ -29,6 +29,7 @@ from surefoot.assemble.probing import probe_start
 from surefoot.assemble.resume import compare_machines, go_on
 from surefoot.assemble.run_config import load_run_config, read_run_config, refuse_code
 from surefoot.assemble.surroundings import Surroundings
+from surefoot.assemble.walls import sandbox_facts, weaker_words
 from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
 from surefoot.data.mixture import Mixture, mixture_of
@@ -268,8 +269,10 @@ def _write_environment(around: Surroundings) -> None:
     tasks, folder = around.inputs.task_set, around.keeper.folder
     record = environment_record() | {
         "tasks": tasks.name, **around.inputs.sources, "failpoints": switched_on(),
-        "unsafe_code": around.inputs.unsafe, "from_python": list(around.inputs.from_python),
+        "unsafe_code": around.inputs.unsafe, "sandbox": sandbox_facts(), "from_python": list(around.inputs.from_python),
     }  # fmt: skip
+    if words := weaker_words():
+        around.view.warn(f"the sandbox is weaker on this host: {words}", "its other walls stand; see docs/sandbox.md")
     if around.inputs.unsafe:
         around.view.warn(
             "model-written code runs WITHOUT a sandbox on this host (tools.allow_unsafe)", "use a host that has one"

@@ -20,6 +20,7 @@ from surefoot.child_environment import inherited
 from surefoot.config import Config
 from surefoot.config_load import dump_toml
 from surefoot.errors import StateError
+from surefoot.git_calls import GitError, OwnPrograms, git_call, own_programs
 from surefoot.safe_text import is_secret_name, redact_values
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "numpy", "reasoning-gym")
@@ -138,21 +139,33 @@ def _memory_by_pages() -> tuple[float | None, float | None]:
 
 
 def _git(cwd: Path) -> dict[str, Any]:
-    """Commit and whether files differ from it; null outside a checkout or without git."""
-    commit = _git_says(cwd, "rev-parse", "HEAD")
-    status = _git_says(cwd, "status", "--porcelain", "--untracked-files=no") if commit else None
-    return {"commit": commit, "dirty": None if status is None else bool(status)}
+    """Commit and whether files differ from it; null outside a checkout, without git, and where git cannot tell."""
+    commit = _git_says(cwd, None, "rev-parse", "HEAD")
+    return {"commit": commit, "dirty": _is_dirty(cwd) if commit else None}
 
 
-def _git_says(cwd: Path, *words: str) -> str | None:
-    command = ["git", "-C", str(cwd), *words]
+def _is_dirty(cwd: Path) -> bool | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False, env=_for_git())
-    except (OSError, subprocess.TimeoutExpired):
+        own = own_programs(cwd)
+    except GitError:
+        return None
+    status = _git_says(cwd, own, "status", "--porcelain", "--untracked-files=no")
+    if status is None or (status and own.filters):
+        return None  # a file that goes through a filter, which we do not run, looks changed when it is not
+    return bool(status)
+
+
+def _git_says(cwd: Path, own: OwnPrograms | None, *words: str) -> str | None:
+    try:
+        command, env = git_call(cwd, *words, own=own)
+        done = subprocess.run(
+            command, env=_for_git(env), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired, GitError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _for_git() -> dict[str, str]:
-    """Git reads its own settings; what a repository's config makes it start is not to find our secrets."""
-    return inherited(name for name in os.environ if name.startswith("GIT_") and not is_secret_name(name))
+def _for_git(environ: Mapping[str, str]) -> dict[str, str]:
+    """Git reads its own settings; should something be started all the same, it is not to find our secrets."""
+    return inherited((name for name in environ if name.startswith("GIT_") and not is_secret_name(name)), environ)

@@ -195,12 +195,19 @@ def machine(data: RunData) -> str:
     ]
     if data.environment.get("unsafe_code"):
         rows.insert(0, ("UNSAFE", "model-written code ran without a sandbox (tools.allow_unsafe)"))
+    rows[:0] = [("sandbox", f"weaker: {line}") for line in _weaker(data.environment.get("sandbox"))]
     rows += list(versions.items())[:30] if isinstance(versions, Mapping) else []
     git = data.environment.get("git")
     if isinstance(git, Mapping) and git.get("commit"):
         rows.append(("git", f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"))
     shown = table(["", ""], rows) if rows else '<p class="none">environment.json is not there.</p>'
     return f'<div class="panel"><h3>Machine and versions</h3>{shown}</div>'
+
+
+def _weaker(sandbox: object) -> list[str]:
+    """Walls that the host did not have; from a file, so it may be anything."""
+    found = sandbox.get("weaker") if isinstance(sandbox, Mapping) else None
+    return [str(line) for line in found[:10]] if isinstance(found, list) else []
 
 
 def _changed(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
