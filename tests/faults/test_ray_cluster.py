@@ -40,6 +40,8 @@ cluster.close()
 STRANGER = """
 import os, sys
 import ray
+from ray._private import services
+services.resolve_ip_for_localhost = lambda host: host  # or it would knock at the host's own address, where nobody is
 try:
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
     print("in:", ray.get(ray.remote(lambda: 41 + 1).remote(), timeout=20))
