@@ -20,7 +20,7 @@ BUILD := $(if $(LOCK),--no-build-isolation) # the backend that was just installe
 
 # Errors are shown, and so is every warning but one: pip repeats it for each package that a second index does not carry.
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
-LOCKED := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement
+LOCKED := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: --no-deps --requirement
 QUIET := 2>&1 | sed -u '/^WARNING: Location .* is ignored: it is neither a file nor a directory\.$$/d'
 
 # -ra and the counts come from pyproject.toml; every run leaves its machine-readable result in $(REPORTS).

@@ -6,6 +6,7 @@
 Versions come from constraints.txt alone, so the lock cannot say another one. Which packages are core follows from the
 installed metadata: what surefoot needs without an extra, what those need, and the build backend with its own needs. A
 version has many files, one for each platform; pip takes the one that fits, and refuses it unless its hash stands here.
+Wheels only: building from source would fetch another build backend, which no hash of ours covers.
 
 Read next: docs/decisions/0015-a-lock-of-hashes.md.
 """
@@ -27,13 +28,13 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements-core.lock"
 BACKEND = {"hatchling": ("packaging", "pathspec", "pluggy", "trove-classifiers"), "editables": ()}
 """What builds us, and what that needs; the second is what an editable install of ours is made with."""
-_PYTHONS = re.compile(r"py3|py2\.py3|cp3\d?|cp31[1-4]")
+_PYTHONS = re.compile(r"py3|cp31[1-4]")
 _PLATFORMS = re.compile(r"any|(many|musl)linux\S*_(x86_64|aarch64)|linux_(x86_64|aarch64)|macosx_\S+")
 _PIN = re.compile(r"([A-Za-z0-9._-]+)==(\S+)")
 _HEAD = """\
@@ -72,28 +73,32 @@ def locked(text: str) -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-def core_names() -> set[str]:
-    """The packages that a user gets with `pip install surefoot`, on this platform, and those that build it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    waiting = [Requirement(line) for line in project["project"]["dependencies"]]
-    names = {*BACKEND, *(name for needs in BACKEND.values() for name in needs)}
+def runtime_needs() -> dict[str, set[str]]:
+    """What comes with `pip install surefoot` on this platform, and what each of it needs itself; "" is surefoot."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found: dict[str, set[str]] = {"": set()}
+    waiting = [("", Requirement(line)) for line in project["dependencies"]]
     seen = set()
     while waiting:
-        need = waiting.pop()
-        extras = tuple(sorted(need.extras)) or ("",)
-        if need.marker and not any(need.marker.evaluate({"extra": extra}) for extra in extras):
+        whose, need = waiting.pop()
+        name, extras = canonicalize_name(need.name), tuple(sorted(need.extras)) or ("",)
+        found[whose].add(name)
+        found.setdefault(name, set())
+        if (name, extras) in seen:
             continue
-        key = (canonicalize_name(need.name), extras)
-        if key in seen:
-            continue
-        seen.add(key)
-        names.add(key[0])
-        for line in metadata.requires(need.name) or ():
-            inner = Requirement(line)
-            if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in extras):
-                inner.marker = None
-                waiting.append(inner)
-    return names
+        seen.add((name, extras))
+        inner = [Requirement(line) for line in metadata.requires(name) or ()]
+        waiting += [(name, each) for each in inner if _holds(each, extras)]
+    return found
+
+
+def _holds(need: Requirement, extras: Iterable[str]) -> bool:
+    return need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in extras)
+
+
+def core_names() -> set[str]:
+    """What comes with surefoot, and what builds it."""
+    return runtime_needs().keys() - {""} | {*BACKEND, *(name for needs in BACKEND.values() for name in needs)}
 
 
 def problems(lock: str, constraints: str, names: Iterable[str]) -> Iterator[str]:
@@ -157,20 +162,18 @@ def _in_folder(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def fits(file: str, version: str) -> bool:
-    """Whether this file is that version, for a Python and a platform that we support; a local build counts.
+    """Whether this is a wheel of that version for a Python and a platform that we support; a local build counts.
 
     Example:
         >>> fits("idna-3.20-py3-none-any.whl", "3.20"), fits("numpy-2.4.6-cp310-cp310-win32.whl", "2.4.6")
         (True, False)
     """
     try:
-        if not file.endswith(".whl"):
-            return parse_sdist_filename(file)[1].public == version and file.endswith(".tar.gz")
         _, found, _, tags = parse_wheel_filename(file)
     except ValueError:
         return False
-    good = (t for t in tags if _PYTHONS.fullmatch(t.interpreter) and _PLATFORMS.fullmatch(t.platform))
-    return found.public == version and any(not tag.abi.endswith("t") for tag in good)
+    good = (t for t in tags if _PYTHONS.fullmatch(t.interpreter) or t.abi == "abi3")
+    return found.public == version and any(_PLATFORMS.fullmatch(t.platform) and not t.abi.endswith("t") for t in good)
 
 
 def hashes_of(names: Iterable[str], versions: dict[str, str]) -> Hashes:
