@@ -21,6 +21,7 @@ BUILD := $(if $(LOCK),--no-build-isolation) # the backend that was just installe
 # Errors are shown, and so is every warning but one: pip repeats it for each package that a second index does not carry.
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
 LOCKED := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: --no-deps --requirement
+FETCH := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip download --quiet --only-binary :all: --no-deps --constraint constraints.txt --dest
 QUIET := 2>&1 | sed -u '/^WARNING: Location .* is ignored: it is neither a file nor a directory\.$$/d'
 
 # -ra and the counts come from pyproject.toml; every run leaves its machine-readable result in $(REPORTS).
@@ -115,7 +116,16 @@ $(BIN)/python:
 	  echo "  fix: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.core: $(PINS) | $(BIN)/python
+# torch has several builds of one version, and where pip has to check hashes it prefers an index's build to a folder's.
+# So it is fetched first, as pip chooses by itself, and then installed from there if its hash is in the lock.
+$(VENV)/.torch: requirements-core.lock | $(BIN)/python
+	@echo "installing torch into $(VENV)"
+	@rm -rf $(VENV)/fetched && $(FETCH) $(VENV)/fetched torch $(QUIET)
+	@sed -n '/^torch==/,/[^\\]$$/p' $(LOCK) >$(VENV)/torch.lock
+	@$(LOCKED) $(VENV)/torch.lock --no-index --find-links $(VENV)/fetched $(QUIET)
+	@rm -rf $(VENV)/fetched $(VENV)/torch.lock && touch $@
+
+$(VENV)/.core: $(PINS) $(if $(LOCK),$(VENV)/.torch) | $(BIN)/python
 	@echo "installing surefoot into $(VENV)"
 	@$(if $(LOCK),$(LOCKED) $(LOCK) $(QUIET))
 	@$(PIP) $(BUILD) -e . $(QUIET)
