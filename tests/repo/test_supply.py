@@ -24,6 +24,7 @@ from repo_tree import ROOT
 CONSTRAINTS = (ROOT / "constraints.txt").read_text(encoding="utf-8")
 LOCK = lock_core.LOCK.read_text(encoding="utf-8")
 ZEROS = "0" * 64
+LOCKED = "--requirement requirements-core.lock"
 
 
 def without(name: str, text: str, keep: str = "") -> str:
@@ -80,17 +81,26 @@ def make_setup(*words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+def line_with(words: str, lines: list[str]) -> int:
+    return next(number for number, line in enumerate(lines) if words in line)
+
+
 def test_the_set_up_checks_hashes_and_builds_with_what_it_checked() -> None:
     lines = make_setup()
-    by_hash, by_version = (
-        next(n for n, line in enumerate(lines) if word in line) for word in ("--require-hashes", " -e .")
-    )
-    assert "--requirement requirements-core.lock" in lines[by_hash]
-    assert by_hash < by_version
-    assert "--no-build-isolation" in lines[by_version]
+    torch, core, ours = (line_with(words, lines) for words in (".venv/torch.lock --no-index", LOCKED, " -e ."))
+    assert torch < core < ours
+    assert all("--require-hashes --only-binary :all: --no-deps" in lines[number] for number in (torch, core))
+    assert "--no-build-isolation" in lines[ours]
     off = "\n".join(make_setup("LOCK="))
     assert "--require-hashes" not in off
     assert "--no-build-isolation" not in off
+
+
+def test_torch_is_held_to_the_hashes_of_the_lock_and_the_rest_of_the_lock_is_not_asked_for_it() -> None:
+    lines = make_setup()
+    words = shlex.split(lines[line_with("sed -n '/^torch", lines)].partition(" >")[0])
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert lock_core.locked(done.stdout) == {"torch": lock_core.locked(LOCK)["torch"]}
 
 
 # -- a file that is not what the lock says, and the real pip ------------------------------------------------
@@ -115,7 +125,7 @@ def wheel(folder: Path, body: str) -> Path:
 def install(tmp_path: Path, lock: str, *, trusting: bool = False) -> subprocess.CompletedProcess[str]:
     """With the words of `make setup`, from a folder and into one; trusting, without the one that asks for hashes."""
     (tmp_path / "lock").write_text(lock)
-    line = next(text for text in make_setup() if "--require-hashes" in text)
+    line = next(text for text in make_setup() if LOCKED in text)
     words = shlex.split(line.partition(" 2>&1")[0])
     unwanted = {"requirements-core.lock", *(["--require-hashes"] if trusting else [])}
     words = [word for word in words[words.index("-m") :] if word not in unwanted]
