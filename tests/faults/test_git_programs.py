@@ -259,7 +259,7 @@ def _forget(root: Path, blob: str) -> None:
     (root / ".git/objects" / blob[:2] / blob[2:]).unlink()
 
 
-@pytest.mark.parametrize("trusts", [False, True], ids=["ours", "planted"])
+@pytest.mark.parametrize("trusts", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["ours", "planted"])
 def test_a_submodule_that_names_a_fetch_command_is_not_fetched(trusts: bool, tmp_path: Path) -> None:
     canary, inner = Canary(tmp_path / "programs"), numbered(tmp_path / "inner", 2)
     made = numbered(tmp_path / "r", 3, "#!/bin/sh\ntest $(cat n) -lt 3\n")
@@ -275,7 +275,7 @@ def test_a_submodule_that_names_a_fetch_command_is_not_fetched(trusts: bool, tmp
         assert "remote.origin.uploadpack, which is not run" in ran.out + ran.err
 
 
-@pytest.mark.parametrize("name", ["-f", "--detach", "n"])
+@pytest.mark.parametrize("name", ["-f", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("--detach", "n"))])
 def test_a_bisect_comes_home_to_a_branch_that_looks_like_something_else(name: str, tmp_path: Path) -> None:
     made = numbered(tmp_path / "r", 4, "#!/bin/sh\ntest $(cat n) -lt 3\n")
     git(made.root, "symbolic-ref", "HEAD", f"refs/heads/{name}")

@@ -12,7 +12,7 @@ from surefoot.envs.sandbox import available
 
 pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 WORDS = [
-    "tasks=code.jsonl", "heldout_fraction=0", "tasks_per_step=2", "num_generations=2", "max_completion_length=4",
+    "tasks=code.jsonl", "heldout_fraction=0", "eval_steps=0", "tasks_per_step=2", "num_generations=2", "max_completion_length=4",
     "preflight_tasks=0", "reward_workers=1", "max_steps=1", "guard.mode=off",
 ]  # fmt: skip
 WEAKER = "Landlock: this kernel has none, or it is switched off"
