@@ -256,3 +256,16 @@ def test_a_release_has_a_wheel_a_source_archive_and_their_bill(tmp_path: Path) -
     assert all(hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == digest for name, digest in files.items())
     with zipfile.ZipFile(tmp_path / next(name for name in files if name.endswith(".whl"))) as archive:
         assert "surefoot/git_calls.py" in archive.namelist()
+
+
+# -- what we say about it -----------------------------------------------------------------------------------
+
+
+def test_the_security_page_has_its_parts_and_its_links_lead_somewhere() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    parts = ["Reporting", "Who is assumed to do what", "What is promised", "What is not promised"]
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == parts
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links
+    assert [link for link in links if not (ROOT / link).is_file()] == []
+    assert "(SECURITY.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
