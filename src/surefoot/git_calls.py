@@ -154,7 +154,7 @@ def _submodules(folder: Path) -> Iterator[tuple[str, ...]]:
     common, top = found.stdout.splitlines()[:2]
     for place, folders, files in os.walk(os.path.join(folder, common, "modules")):
         if "config" in files and "HEAD" in files:
-            yield (f"--git-dir={place}",)
+            yield f"--git-dir={place}", f"--work-tree={place}"  # the one that its config names may be gone
             folders[:] = [name for name in folders if name == "modules"]
     waiting, seen = [Path(top)], set()
     while waiting:

@@ -275,6 +275,33 @@ def test_a_submodule_that_names_a_fetch_command_is_not_fetched(trusts: bool, tmp
         assert "remote.origin.uploadpack, which is not run" in ran.out + ran.err
 
 
+@pytest.mark.parametrize(
+    ("laid_by", "trusting"), [(False, False), (False, True), (True, False)], ids=["ours", "planted", "laid by"]
+)
+def test_the_filters_of_a_submodule_are_switched_off_with_the_rest(
+    laid_by: bool, trusting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`git status` asks each submodule for its own, and a checkout fills again what a later commit took away."""
+    for name, value in FIXED.items():
+        monkeypatch.setenv(name, value)
+    canary, inner = Canary(tmp_path / "programs"), numbered(tmp_path / "inner", 2)
+    made = numbered(tmp_path / "r", 2)
+    git(made.root, "submodule", "--quiet", "add", str(inner.root), "sub")
+    made.commit({"m": "1\n"})
+    (made.root / ".git/modules/sub/info/attributes").write_text("n filter=evil\n")
+    git(made.root / "sub", "config", "filter.evil.clean", canary.program("filter.evil.clean"))
+    if laid_by:
+        git(made.root, "rm", "--quiet", "sub")
+        made.commit({"m": "2\n"})
+        assert git_calls.own_programs(made.root).filters == ("filter.evil.clean",)
+        return
+    os.utime(made.root / "sub/n", (1, 1))
+    if trusting:
+        monkeypatch.setattr(git_calls, "_named", lambda entries: set())
+    assert dirty_hash(made.root) is None
+    assert canary.heard() == ({"filter.evil.clean"} if trusting else set())
+
+
 @pytest.mark.parametrize("name", ["-f", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("--detach", "n"))])
 def test_a_bisect_comes_home_to_a_branch_that_looks_like_something_else(name: str, tmp_path: Path) -> None:
     made = numbered(tmp_path / "r", 4, "#!/bin/sh\ntest $(cat n) -lt 3\n")
