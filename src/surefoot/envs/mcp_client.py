@@ -34,6 +34,8 @@ from surefoot.envs.servers.mcp_servers import Limits, Server, ServerStatus
 from surefoot.envs.servers.mcp_session import Connection
 from surefoot.envs.servers.mcp_start import begin, indented
 from surefoot.envs.servers.mcp_toolbox import MCPToolbox, Tool
+from surefoot.envs.servers.server_child import refuse_without_walls
+from surefoot.envs.servers.server_views import refuse_bad_grants
 from surefoot.envs.servers.tool_schema import checker
 from surefoot.envs.servers.tool_text import readable
 from surefoot.errors import ToolError, ToolFailedError
@@ -104,6 +106,9 @@ class MCPToolkit:
                 return
             if self._closed:
                 raise _closed()
+            for server in self.servers.values():
+                refuse_without_walls(server)
+                refuse_bad_grants(server)
             sdk()  # imported here: in the loop it would hold up everybody for a second
             self._thread = LoopThread("surefoot-mcp")
             try:

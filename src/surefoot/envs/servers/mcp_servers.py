@@ -108,6 +108,14 @@ class Server:
     """Name of the variable that holds the bearer token for `url`, which is then https or on this machine."""
     warm: int = 0
     """Servers started ahead, each for one rollout to come."""
+    sandbox: bool = True
+    """Whether a command runs contained. False is the explicit word for one with all our rights; the run shows it."""
+    read: tuple[Path, ...] = ()
+    """Folders and files that a contained server may read, beside the system and its own installation."""
+    write: tuple[Path, ...] = ()
+    """Folders in which a contained server may make and change files."""
+    network: bool = False
+    """Whether a contained server has the network: all of it, this machine's own ports included."""
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -117,6 +125,21 @@ class Server:
                 "a server that is not declared clearly is not started",
                 "correct its declaration",
             )
+
+    @property
+    def contained(self) -> bool:
+        """Whether it runs in a sandbox."""
+        return bool(self.command) and self.sandbox
+
+    @property
+    def containment(self) -> str:
+        """What it may reach, in words, for plans and reports."""
+        if not self.command:
+            return "over HTTP: runs elsewhere" if self.url is not None else "in this process"
+        if not self.sandbox:
+            return 'NOT contained ("sandbox": false): your files, your network, your rights'
+        grants = [f"reads {path}" for path in self.read] + [f"writes {path}" for path in self.write]
+        return ", ".join(["contained", *grants, "has the network" if self.network else "no network"])
 
     @property
     def place(self) -> str:
@@ -146,6 +169,10 @@ class Server:
             return f"connections = {self.connections} and warm = {self.warm}: at least 1 and 0"
         if self.probe_answer is not None and self.probe is None:
             return "an answer is expected of a probe that it does not have"
+        if (self.read or self.write or self.network) and not self.contained:
+            return "read, write and network are grants to a contained server; this one " + (
+                "has all of it with sandbox = false" if self.command else "is no command that we start"
+            )
         if self.token_env is not None and not os.environ.get(self.token_env):
             return f"its token should be in the variable {self.token_env}, which is not set"
         return None
