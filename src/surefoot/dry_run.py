@@ -208,6 +208,7 @@ def _tool_lines(config: Config, recipe: ToolRecipe, tools: LookedAt) -> list[str
     limits = f"{config.max_turns} turns and {config.tools.max_calls} calls at most, {config.tools.mode}"
     told = "" if tools.complete else " (not started: --start-tools starts them and checks their tools)"
     lines = [f"tools     {', '.join(named)}; {limits}{told}"]
+    lines += [f"          {server.name}: {server.containment}" for server in recipe.startable]
     if tools.complete:
         lines.append(f"          {', '.join(spec.name for spec in tools.specs)}")
     if tools.call_s is not None:

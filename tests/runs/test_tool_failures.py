@@ -48,7 +48,10 @@ def servers(folder: Path, name: str = "calculator", script: Path | None = None, 
     if script is not None:
         words = [str(script), str(ROOT / "examples/servers"), str(folder / "mended")]
     probe = {"tool": "evaluate", "arguments": {"expression": "6*7"}, "expect": "42"}
-    entry = {"command": "python", "args": words, "isolation": "shared", "idempotent": ["evaluate"], "probe": probe}
+    entry = {
+        "command": "python", "args": words, "isolation": "shared", "idempotent": ["evaluate"], "probe": probe,
+        "read": [str(ROOT / "examples/servers")],
+    }  # fmt: skip
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": {name: entry | keys}}))
     return f"tools.servers={folder}/mcp.json"
 

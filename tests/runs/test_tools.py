@@ -194,7 +194,8 @@ def test_a_changed_tool_list_is_refused_by_a_resume(tmp_path: Path) -> None:
     about = tmp_path / "about.txt"
     about.write_text("Work out a sum.")
     words = [str(server), str(ROOT / "examples/servers"), str(about)]
-    table = {"mcpServers": {"calculator": {"command": "python", "args": words, "isolation": "shared"}}}
+    entry = {"command": "python", "args": words, "isolation": "shared", "read": [str(ROOT / "examples/servers")]}
+    table = {"mcpServers": {"calculator": entry}}
     (tmp_path / "mcp.json").write_text(json.dumps(table))
     first = surefoot(
         "train", CONFIG, *TINY, f"tools.servers={tmp_path}/mcp.json", "save_steps=1", cwd=tmp_path, run="run",

@@ -267,12 +267,19 @@ def _start(around: Surroundings, *, resumed: bool, extension: Extension | None =
 def _write_environment(around: Surroundings) -> None:
     """The machine, once; a resume on another one is told."""
     tasks, folder = around.inputs.task_set, around.keeper.folder
+    servers = () if around.inputs.tools is None else around.inputs.tools.startable
     record = environment_record() | {
         "tasks": tasks.name, **around.inputs.sources, "failpoints": switched_on(),
         "unsafe_code": around.inputs.unsafe, "sandbox": sandbox_facts(), "from_python": list(around.inputs.from_python),
+        "tool_servers": {server.name: server.containment for server in servers},
     }  # fmt: skip
     if words := weaker_words():
         around.view.warn(f"the sandbox is weaker on this host: {words}", "its other walls stand; see docs/sandbox.md")
+    if free := [server.name for server in servers if server.command and not server.contained]:
+        around.view.warn(
+            f'tool server {", ".join(free)} runs WITHOUT a sandbox ("sandbox": false in the servers file)',
+            "grant it what it needs with read, write and network instead (docs/agents.md)",
+        )
     if around.inputs.unsafe:
         around.view.warn(
             "model-written code runs WITHOUT a sandbox on this host (tools.allow_unsafe)", "use a host that has one"

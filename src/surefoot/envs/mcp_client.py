@@ -42,6 +42,7 @@ from surefoot.errors import ToolError, ToolFailedError
 from surefoot.plain_file import APPEND, plain_descriptor
 from surefoot.protocols import ToolAnswer, ToolSpec
 from surefoot.records import Task
+from surefoot.tracking.egress import EgressLog
 
 __all__ = ["Limits", "MCPToolbox", "MCPToolkit", "Server", "ServerStatus", "check_servers"]
 _SLACK_S = 0.8
@@ -82,6 +83,7 @@ class MCPToolkit:
         self._slots: asyncio.Semaphore | None = None
         self._refused: ToolError | None = None
         self._closed = False
+        self._egress = EgressLog(log_dir)
 
     def _check_names(self, servers: Sequence[Server]) -> None:
         strangers = sorted(set(self._given_pins) - set(self.servers))
@@ -134,6 +136,7 @@ class MCPToolkit:
             ),
             return_exceptions=True,
         )
+        self._note_egress()
         for each in found:
             if isinstance(each, BaseException):
                 raise each
@@ -168,6 +171,15 @@ class MCPToolkit:
 
     async def _end_pools(self) -> None:
         await asyncio.gather(*(pool.close() for pool in self._pools.values()), return_exceptions=True)
+        self._note_egress(last=True)
+
+    def _note_egress(self, *, last: bool = False) -> None:
+        """Write down how often contained servers tried to reach the network; a full disk does not fail a rollout."""
+        for name, pool in self._pools.items():
+            try:
+                self._egress.note(name, pool.denied, last=last)
+            except OSError:
+                self.counts.add("log_not_written")
 
     # -- what a run asks ------------------------------------------------------------------------
     @property
@@ -190,6 +202,11 @@ class MCPToolkit:
         if self._closed:
             raise _closed()
         return MCPToolbox(self, rollout)
+
+    @property
+    def denied(self) -> dict[str, int]:
+        """Server name -> attempts to reach the network that its sandbox refused, for those that tried."""
+        return {name: pool.denied for name, pool in self._pools.items() if pool.denied}
 
     def tool(self, name: str) -> Tool | None:
         """The tool of this name, if the run has one."""
@@ -244,6 +261,7 @@ class MCPToolkit:
             return await self._try(box, tool, arguments, until, self.limits.restarts if tool.idempotent else 0)
         finally:
             self._slots.release()
+            self._note_egress()
 
     async def _try(
         self, box: MCPToolbox, tool: Tool, arguments: Mapping[str, Any], until: float, retries: int

@@ -171,7 +171,7 @@ def _readable(descriptor: int, timeout_s: float) -> bool:
 def _request(server: Server, landlock: int) -> dict[str, Any]:
     environment = server.environment(SCRATCH)
     return {
-        **_LIMITS, "argv": [server_views.program_of(server), *server.command[1:]], "env": environment, "files": [],
+        **_LIMITS, "argv": server_views.words_of(server), "env": environment, "files": [],
         "views": server_views.views(server), "writable": server_views.writable(server), "landlock": landlock,
         "filter": NETWORK if server.network else PLAIN, "count_egress": not server.network,
         "cwd": None if server.cwd is None else str(server.cwd),

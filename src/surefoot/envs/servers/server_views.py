@@ -39,6 +39,16 @@ def program_of(server: Server) -> str:
     return shutil.which(server.command[0], path=server.environment("").get("PATH", os.defpath)) or server.command[0]
 
 
+def words_of(server: Server) -> list[str]:
+    """The command's words; `..` in the path of a file is resolved, for the folder before it is not shown."""
+    words = [program_of(server), *server.command[1:]]
+    return [
+        os.path.join(os.path.realpath(os.path.dirname(word)), os.path.basename(word))
+        if os.path.isabs(word) and ".." in Path(word).parts and os.path.isfile(word) else word
+        for word in words
+    ]  # fmt: skip
+
+
 def views(server: Server) -> list[str]:
     """Paths that are shown read-only, outer ones first."""
     wanted = [*sandbox_views.SYSTEM, *_CLOCK, *(_NETWORK if server.network else ())]
@@ -63,7 +73,8 @@ def refuse_bad_grants(server: Server) -> None:
         if not path.is_dir():
             raise _bad_grant(server, f"may write {path}, which is no folder", "grant the folder that it lies in")
     if os.geteuid() == 0:
-        for path, need in [*((path, 4) for path in server.read), *((path, 2) for path in server.write)]:
+        named = [Path(word) for word in _named(server)] if server.contained else []
+        for path, need in [*((path, 4) for path in (*server.read, *named)), *((path, 2) for path in server.write)]:
             if not _nobody_may(path, need):
                 word = "write" if need == 2 else "read"
                 raise _bad_grant(
@@ -110,7 +121,7 @@ def _sibling(server: Server, module: str) -> str | None:
 
 def _named(server: Server) -> Iterator[str]:
     """Files that are words of the command."""
-    return (word for word in server.command[1:] if os.path.isabs(word) and os.path.isfile(word))
+    return (word for word in words_of(server)[1:] if os.path.isabs(word) and os.path.isfile(word))
 
 
 def _installation(program: str) -> Iterator[str]:
@@ -178,13 +189,13 @@ def _is_module(path: Path) -> bool:
 
 def _way_to(path: str) -> list[str]:
     """A path with its links: each of them, so that it is found by its own name, and what the last one leads to."""
-    found, at, rest = list[str](), "/", list(Path(os.path.abspath(path)).parts[1:])
+    found, at, rest = list[str](), "/", list(Path(os.getcwd(), path).parts[1:])
     while rest:
-        at = os.path.normpath(os.path.join(at, rest.pop(0)))
+        step = rest.pop(0)
+        at = os.path.dirname(at) if step == ".." else os.path.join(at, step)
         if os.path.islink(at) and len(found) < _MOST_LINKS:
             found.append(at)
-            target = Path(os.path.dirname(at), os.readlink(at))
-            at, rest = "/", [*Path(os.path.normpath(target)).parts[1:], *rest]
+            at, rest = "/", [*Path(os.path.dirname(at), os.readlink(at)).parts[1:], *rest]
     return [*found, at]
 
 
