@@ -37,7 +37,7 @@ def build(views: Sequence[str], scratch_mb: int, owner: int, writable: Sequence[
     for view in views:
         _show(view, _SEALED | kernel.MS_NODEV)
     for folder in writable:
-        _show(folder, kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        _show(folder, kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, on_top=True)
     for device in DEVICES:
         _show(device, _SEALED | kernel.MS_NOEXEC)
     kernel.unmount(_OLD)
@@ -61,17 +61,15 @@ def write_files(files: Mapping[str, bytes]) -> None:
             file.write(content)
 
 
-def _show(path: str, flags: int) -> None:
+def _show(path: str, flags: int, *, on_top: bool = False) -> None:
     """The host's file or folder under its own name, with all that is mounted below it; the flags go for all of it."""
     source = _OLD + path
     os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
     if os.path.islink(source):
         os.symlink(os.readlink(source), path)
         return
-    if os.path.lexists(path):
-        pass  # part of another view, which this one covers
-    elif os.path.isdir(source):
-        os.mkdir(path, 0o755)
+    if os.path.isdir(source):
+        os.makedirs(path, 0o755, exist_ok=on_top)  # it may be part of another view, which this one covers
     else:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     kernel.mount(source, path, "", kernel.MS_BIND | kernel.MS_REC)
