@@ -33,6 +33,7 @@ and the exit code is the command's own. The bugs:
     any_name_will_do            tool names that no server lists are not noticed
     no_landlock                 no bug: the host's kernel has no Landlock
     trusting_git                git is asked as it comes, with the programs that a repository names
+    no_sandbox                  no bug: a host that can build no sandbox
 
 A bug is planted after the reward workers are forked: planting needs torch, and forking comes before it. Those in EARLY
 need none and are planted at once: what they break is over by then.
@@ -314,7 +315,7 @@ def forget_the_probe() -> None:
 
 EARLY = frozenset(
     {"border_without_sets", "evaluate_what_is_there", "forget_the_probe", "no_weights", "any_template_will_do",
-     "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git"}
+     "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git", "no_sandbox"}
 )  # fmt: skip
 
 
@@ -366,6 +367,13 @@ def trusting_git() -> None:
     git_calls.SETTINGS = git_calls._NO_DRIVERS = ()
     git_calls._OFFLINE = {}
     git_calls._named = lambda entries: set()  # type: ignore[assignment]
+
+
+def no_sandbox() -> None:
+    """As in a container whose filter refuses new namespaces."""
+    from surefoot.envs.sandboxes import sandbox_report
+
+    sandbox_report.available = lambda: sandbox_report.Report(False, ("user namespaces",))  # type: ignore[assignment]
 
 
 def never_steps() -> None:
@@ -424,7 +432,7 @@ PLANTS: dict[str, Plant] = {
         forget_answers_of_a_set, border_without_sets,
         never_steps, no_finite_gradient, forget_changed_entries, forget_equal_rewards, evaluate_what_is_there, forget_the_probe,
         speak_in_circles, forget_loops, forget_datasets,
-        no_weights, any_template_will_do, any_device_will_do, any_name_will_do, no_landlock, trusting_git,
+        no_weights, any_template_will_do, any_device_will_do, any_name_will_do, no_landlock, trusting_git, no_sandbox,
     )
 }  # fmt: skip
 

@@ -154,6 +154,7 @@ def test_a_dry_run_lists_what_it_checked_and_nothing_else(project: Path) -> None
     assert "tool servers and their tools" not in done
     assert left.strip() == "not checked: the weights, tool servers (--start-tools)"
     assert "not started: --start-tools" in ran.out
+    assert "          time: contained, no network\n" in ran.out
     started = surefoot("train", "run.toml", "--dry-run", "--start-tools", SHIPPED, cwd=project)
     assert started.code == 0, started.out + started.err
     done, left = started.out.splitlines()[-2:]
@@ -175,6 +176,17 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(project: Path) -> None:
     ):
         write(project, **changes)
         refused(surefoot(*dry, SHIPPED, cwd=project), 4, "time cannot start", said)
+
+
+def test_a_host_without_a_sandbox_starts_no_server_unless_it_is_spelled_out(project: Path) -> None:
+    for words in (["train", "run.toml", SHIPPED], ["train", "run.toml", "--dry-run", SHIPPED], ["tools", "mcp.json"]):
+        ran = surefoot(*words, cwd=project, planted="no_sandbox", run="no")
+        refused(ran, 5, "tool server time cannot be contained on this host: user namespaces", '"sandbox": false')
+        assert not ran.run.exists()
+    write(project, sandbox=False)
+    dry = surefoot("train", "run.toml", "--dry-run", SHIPPED, cwd=project, planted="no_sandbox")
+    assert dry.code == 0, dry.out + dry.err
+    assert '          time: NOT contained ("sandbox": false): your files, your network, your rights\n' in dry.out
 
 
 @pytest.mark.parametrize(
