@@ -21,7 +21,7 @@ import pytest
 
 from surefoot.envs.mcp_client import Limits, MCPToolkit, Server
 from surefoot.envs.sandbox import Report, available
-from surefoot.envs.sandboxes import sandbox_report
+from surefoot.envs.sandboxes import sandbox_link, sandbox_report
 from surefoot.envs.servers import server_child
 from surefoot.envs.servers.mcp_stdio import ServerProcess
 from surefoot.envs.servers.server_views import NOBODY, hint, refuse_bad_grants, views
@@ -236,6 +236,22 @@ def test_of_an_installation_only_what_it_imports_is_shown(tmp_path: Path) -> Non
 
     for python in (venv / "bin" / "python", link / "bin" / "python"):
         assert asyncio.run(story(python)) == [{"said": "from a package in its sources", "seen": ["mine"]}]
+
+
+def test_when_the_process_that_sandboxes_are_born_by_is_killed_servers_end_and_the_next_one_starts() -> None:
+    async def story() -> tuple[int | None, int | None]:
+        process = ServerProcess(Server("x", command=("sh", "-c", "echo '{}'; sleep 600")), Limits())
+        assert await anext(process.messages()) == ({}, 2), "it is up"
+        assert sandbox_link._current is not None
+        sandbox_link._current.process.kill()
+        ended = await process.exit_status(AMPLE_S)
+        await process.end(0.0)
+        again = ServerProcess(Server("x", command=("sh", "-c", "exit 7")), Limits())
+        status = await again.exit_status(AMPLE_S)
+        await again.end(0.0)
+        return ended, status
+
+    assert asyncio.run(story()) == (137, 7)
 
 
 # -- refusals ---------------------------------------------------------------------------------------

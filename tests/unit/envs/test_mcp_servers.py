@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from surefoot.errors import ToolError
         ({"name": "a", "in_memory": object()}, "function that makes a server"),
         ({"name": "a", "command": ("x",), "isolation": "mine"}, "isolation"),
         ({"name": "a", "command": ("x",), "connections": 0}, "connections"),
+        ({"name": "a", "command": ("x",), "sandbox": False, "network": True}, "has all of it"),
+        ({"name": "a", "url": "http://x", "read": (Path("/"),)}, "no command that we start"),
         ({"name": "a", "url": "http://x", "token_env": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE"),
     ],
 )
@@ -84,6 +87,15 @@ def test_planted_rule_that_trusts_every_way_sends_the_token_in_clear(monkeypatch
 
 def test_the_values_that_a_server_is_given_are_not_shown() -> None:
     assert "canary" not in repr(Server("a", command=("x",), env={"A_TOKEN": "canary"}))
+
+
+def test_what_a_server_can_reach_is_said_in_words() -> None:
+    granted = Server("a", command=("x",), read=(Path("/data"),), write=(Path("/notes"),), network=True)
+    assert granted.containment == "contained, reads /data, writes /notes, has the network"
+    assert Server("a", command=("x",)).containment == "contained, no network"
+    assert Server("a", command=("x",), sandbox=False).containment.startswith("NOT contained")
+    elsewhere = Server("a", url="http://x"), Server("a", in_memory=object)
+    assert [(each.contained, "contained" in each.containment) for each in elsewhere] == [(False, False)] * 2
 
 
 def test_of_our_environment_only_a_few_names_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
