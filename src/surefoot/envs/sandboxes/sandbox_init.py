@@ -35,21 +35,24 @@ _MIB = 2**20
 _STACK = 8 * _MIB
 
 
-def live(link: socket.socket, streams: list[int], filters: Mapping[str, bytes], *, switch_user: bool) -> NoReturn:
+def live(
+    link: socket.socket, streams: list[int], filters: Mapping[str, bytes], *, keeper: int, switch_user: bool
+) -> NoReturn:
     """Be pid 1: everything from the request to the end of the program.
 
     Args:
         streams: what the program has as descriptors 0, 1, 2 and so on.
         filters: the calls that it may not make, by name of the filter.
+        keeper: pidfd of the process that we end with.
         switch_user: whether this process is root within its namespace and becomes somebody else.
     """
     try:
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        link = _place(streams, link)
+        link = _place(streams, link, keeper)
         request = _read_request(link)
         if request is not None:
-            _prepare(request, switch_user)
+            _prepare(request, len(streams) + 1, switch_user)
             _report(link, _run(request, len(streams), filters, link))
     except OSError as error:
         _report(link, {"failed": error.strerror or str(error), "errno": error.errno})
@@ -75,7 +78,7 @@ def _read_request(link: socket.socket) -> dict[str, Any] | None:
     return request
 
 
-def _prepare(request: Mapping[str, Any], switch_user: bool) -> None:
+def _prepare(request: Mapping[str, Any], keeper: int, switch_user: bool) -> None:
     """Close every door that can be closed before the program is born."""
     kernel.set_host_name("sandbox")
     writable = request.get("writable", [])
@@ -88,6 +91,9 @@ def _prepare(request: Mapping[str, Any], switch_user: bool) -> None:
         os.setresuid(NOBODY, NOBODY, NOBODY)
     kernel.drop_privileges()
     kernel.die_with_parent()
+    if select.select([keeper], [], [], 0)[0]:  # it went before we asked to go with it, so nobody will tell us
+        os._exit(0)
+    os.close(keeper)
     kernel.hide_from_siblings()
     root.write_files(request["files"])
     network = request.get("filter") == seccomp.NETWORK
@@ -158,9 +164,9 @@ def _become(
         os._exit(0)
 
 
-def _place(streams: list[int], link: socket.socket) -> socket.socket:
-    """The streams become 0, 1, 2 and so on, the link (it ends with exec) comes after them, the rest closes."""
-    wanted = [*streams, link.fileno()]
+def _place(streams: list[int], link: socket.socket, keeper: int) -> socket.socket:
+    """The streams become 0, 1, 2 and so on; link and keeper (they end with exec) come after them, the rest closes."""
+    wanted = [*streams, link.fileno(), keeper]
     above = max(*wanted, len(wanted)) + 1
     for place, descriptor in enumerate(wanted):  # first out of each other's way
         os.dup2(descriptor, above + place)

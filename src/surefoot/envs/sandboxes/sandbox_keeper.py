@@ -64,6 +64,7 @@ class _Mother:
     def __init__(self) -> None:
         self.facts = {"landlock": landlock.version()}
         self.filters = seccomp.programs()
+        self.own = os.pidfd_open(os.getpid())
         self.flags = sum(kernel.NEW_NAMESPACES.values())
         if os.path.exists("/proc/self/ns/cgroup"):
             self.flags |= kernel.NEW_CGROUP
@@ -79,7 +80,7 @@ class _Mother:
             try:
                 pid = kernel.clone(self.flags & ~kernel.NEW_NAMESPACES["net"] if network else self.flags)
                 if pid == 0:
-                    live(link, streams, self.filters, switch_user=self.switch_user)
+                    live(link, streams, self.filters, keeper=self.own, switch_user=self.switch_user)
                 self._map_ids(pid)
                 _write(pid, "oom_score_adj", "1000")  # when memory runs out, these go first
                 pidfd = os.pidfd_open(pid)
