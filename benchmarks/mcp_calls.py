@@ -52,6 +52,7 @@ from method import Journal, Pair, Sample, alternate, compare, dirt, medians
 from report import Row, common_arguments, goal_met, publish
 
 from surefoot.envs.mcp_client import MCPToolkit, Server
+from surefoot.envs.sandbox import available
 from surefoot.errors import ToolFailedError
 
 CALLS_GOAL, TAIL_GOAL, SIZE_GOAL_KB = 10.0, 3.0, 200.0
@@ -285,7 +286,7 @@ def main() -> int:
         rows += [size_row(64 if args.quick else n, journal) for n in ((64,) if args.quick else (256, 1000, 4096))]
     if "faults" in only:
         rows.append(fault_row(8 if args.quick else 100, args, journal))
-    if "contained" in only:
+    if "contained" in only and available().usable:
         rows += contained_rows(args, journal, lambda: probe.since(mark))
     journal.write("load", {"load": probe.since(mark), "limit_us": limit})
     return publish(rows, args.rows)
