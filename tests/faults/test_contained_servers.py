@@ -7,8 +7,10 @@ without the second the first would prove nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from surefoot.envs.mcp_client import Limits, MCPToolkit, Server
 from surefoot.envs.sandbox import Report, available
 from surefoot.envs.sandboxes import sandbox_link, sandbox_report
 from surefoot.envs.servers import server_child
+from surefoot.envs.servers.mcp_lines import WireFault
 from surefoot.envs.servers.mcp_stdio import ServerProcess
 from surefoot.envs.servers.server_views import NOBODY, hint, refuse_bad_grants, views
 from surefoot.errors import ConfigError, SecurityError, ToolError
@@ -255,6 +258,48 @@ def test_when_the_process_that_sandboxes_are_born_by_is_killed_servers_end_and_t
     assert asyncio.run(story()) == (137, 7)
 
 
+def fill_descriptors() -> list[int]:
+    """Every descriptor that this process may have, taken."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, max(map(int, os.listdir("/proc/self/fd"))) + 20), hard))
+    filled: list[int] = []
+    with contextlib.suppress(OSError):
+        while True:
+            filled.append(os.open(os.devnull, os.O_RDONLY))
+    return filled
+
+
+@pytest.fixture
+def limits_come_back() -> Iterator[None]:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+@pytest.mark.usefixtures("limits_come_back")
+def test_a_start_that_fails_leaves_no_descriptor(tmp_path: Path) -> None:
+    gone = Server("x", command=("sh",), read=(tmp_path / "gone",))
+
+    async def story() -> None:
+        with pytest.raises(ConfigError, match="does not exist"):
+            ServerProcess(gone, Limits())
+        for free in (0, 3, 5, 7):  # within the first pipe, the second and the third, and after them
+            filled = fill_descriptors()
+            for descriptor in filled[:free]:
+                os.close(descriptor)
+            try:
+                with pytest.raises(WireFault, match="cannot be started"):
+                    ServerProcess(Server("x", command=("sh",)), Limits())
+            finally:
+                for descriptor in filled[free:]:
+                    os.close(descriptor)
+
+    assert told("")[1] == 0, "what is opened once is open"
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(story())
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 # -- refusals ---------------------------------------------------------------------------------------
 def test_without_a_sandbox_a_server_is_refused_unless_it_is_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
     report = Report(False, ("user namespaces",))
@@ -314,6 +359,14 @@ def test_a_module_beside_the_script_is_named_when_it_is_missed(tmp_path: Path) -
     assert '"read"' in caught.value.fix
     assert str(tmp_path / "server.py") in views(server)
     assert str(tmp_path) not in views(server)
+
+
+def test_a_server_that_fails_without_the_network_is_told_of_the_grant(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("import socket\nsocket.create_connection(('127.0.0.1', 9))\n")
+    server = Server("mine", command=(sys.executable, "-S", "-E", str(tmp_path / "server.py")))
+    with pytest.raises(ToolError, match="Operation not permitted") as caught:
+        MCPToolkit([server], LIMITS).start()
+    assert 'tried to reach the network 1 times, which "network": true grants' in caught.value.fix
 
 
 # -- the file of attempts -------------------------------------------------------------------------

@@ -108,6 +108,7 @@ def test_a_server_that_dies_in_the_preflight_is_blamed_itself(tmp_path: Path) ->
     assert "an old complaint" in (ran.run / "logs/calculator.log").read_text(), "the log has all of its last words"
     record, page = reach(ran)
     assert record.startswith("contained, reads /"), record
+    assert re.search(r"tool server calculator tried to reach the network [1-9]\d* times", ran.out + ran.err)
     assert re.search(r"no network; tried to reach the network [1-9]\d* times, and was refused", page), page
     (tmp_path / "mended").touch()
     resumed = surefoot("train", "--resume", "run", cwd=tmp_path, run="")

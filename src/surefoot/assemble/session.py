@@ -52,6 +52,7 @@ from surefoot.guards.verdict import Judgement, way_out
 from surefoot.pulse import last
 from surefoot.records import Task, Verdict
 from surefoot.runtime.watchdog import Watchdog
+from surefoot.safe_text import printable
 from surefoot.stopping import StopRequested, StopSignals
 from surefoot.store.environment import environment_record
 from surefoot.store.failpoints import failpoint, switched_on
@@ -59,6 +60,7 @@ from surefoot.store.identity import confirm
 from surefoot.store.lock import RunLock
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.console import View, batch_arithmetic
+from surefoot.tracking.egress import attempts_of
 from surefoot.tracking.lookout import Lookout
 from surefoot.tracking.plan import loss_warning
 from surefoot.tracking.sinks import Sinks, check_sinks
@@ -239,6 +241,7 @@ def _start(around: Surroundings, *, resumed: bool, extension: Extension | None =
         from surefoot.runtime.ray_runtime import RayRuntime
 
         parts = build(config, around.loaded.base, around.inputs, around.pool, keeper.folder.logs)
+        around.later.callback(_warn_of_egress, keeper.folder.logs, view)  # called after the next one
         around.later.callback(parts.runtime.close)
         if isinstance(parts.runtime, RayRuntime):
             around.later.enter_context(around.lookout.asking(parts.runtime.status))
@@ -288,6 +291,14 @@ def _write_environment(around: Surroundings) -> None:
         compare_machines(folder, record, around.view)
     else:
         folder.write_environment(record)
+
+
+def _warn_of_egress(logs: Path, view: View) -> None:
+    for server, attempts in attempts_of(logs).items():
+        view.warn(
+            f"tool server {printable(server)[:40]} tried to reach the network {attempts} times in this run: refused",
+            'look at what it wants there; "network": true in the servers file grants it',
+        )
 
 
 def _warn_of_tasks(parts: Parts, config: Config, view: View) -> None:

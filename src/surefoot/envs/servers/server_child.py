@@ -91,8 +91,8 @@ class Boxed:
         self._wrote, self._denied = wrote, denied
         self._inbox, self._report = bytearray(), dict[str, Any]()
         self._loop = asyncio.get_running_loop()
-        pipes = [os.pipe(), tuple(reversed(os.pipe())), tuple(reversed(os.pipe()))]
-        theirs, ours = [pair[0] for pair in pipes], [pair[1] for pair in pipes]
+        request = _request(server)
+        theirs, ours = _pipes()
         try:
             self._born = sandbox_report.bear(theirs, network=server.network)
         except BaseException as error:
@@ -108,7 +108,8 @@ class Boxed:
         self.streams = (ours[0], ours[1], ours[2])
         self._status: int | None = None
         with contextlib.suppress(OSError):  # its first process has ended; its report, or the lack of one, says why
-            self._born.link.sendall(pack(json.dumps(_request(server, self._born.landlock)).encode() + b"\n"))
+            head = json.dumps({**request, "landlock": self._born.landlock}).encode()
+            self._born.link.sendall(pack(head + b"\n"))
         self._born.link.setblocking(False)
         self._loop.add_reader(self._born.link, self._hear)
 
@@ -168,11 +169,25 @@ def _readable(descriptor: int, timeout_s: float) -> bool:
     return bool(watch.poll(timeout_s * 1000))
 
 
-def _request(server: Server, landlock: int) -> dict[str, Any]:
+def _pipes() -> tuple[list[int], list[int]]:
+    """Their ends and ours of three pipes: one to the server, two from it."""
+    made: list[tuple[int, int]] = []
+    try:
+        for _ in range(3):
+            made.append(os.pipe())
+    except OSError:
+        for descriptor in (each for pair in made for each in pair):
+            os.close(descriptor)
+        raise
+    (into, feed), (out, print_to), (errors, complain_to) = made
+    return [into, print_to, complain_to], [feed, out, errors]
+
+
+def _request(server: Server) -> dict[str, Any]:
     environment = server.environment(SCRATCH)
     return {
         **_LIMITS, "argv": server_views.words_of(server), "env": environment, "files": [],
-        "views": server_views.views(server), "writable": server_views.writable(server), "landlock": landlock,
+        "views": server_views.views(server), "writable": server_views.writable(server),
         "filter": NETWORK if server.network else PLAIN, "count_egress": not server.network,
         "cwd": None if server.cwd is None else str(server.cwd),
     }  # fmt: skip
