@@ -123,12 +123,16 @@ def test_a_server_that_dies_in_training_is_blamed_and_the_run_goes_on_once_it_is
     record, page = reach(ran)
     assert record.startswith("NOT contained")
     assert (page.startswith("NOT contained"), "tried to reach" in page) == (True, False), page
+    dying(tmp_path)  # from here on contained
     assert ran.verdict["status"] == "ERROR"
     assert ran.verdict["reasons"][0].startswith("ToolError: ")
     (tmp_path / "mended").touch()
     resumed = surefoot("train", "--resume", "run", cwd=tmp_path, run="")
     assert resumed.code == 0, resumed.out + resumed.err
     assert outcomes(ran.run, range(1, 3))["ok"] > 0, "what had no verdict was played again, with the mended server"
+    record, page = reach(ran)
+    for said in (record, page):
+        assert re.match(r"NOT contained .*; after a resume: contained, reads ", said), "one does not hide the other"
 
 
 def test_an_agent_that_calls_tools_which_are_not_there_is_shown_and_its_folder_stays(tmp_path: Path) -> None:

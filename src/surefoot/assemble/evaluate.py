@@ -158,7 +158,8 @@ def evaluate(
         subject.inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s,
         memory_mb=config.reward_memory_mb, forked=subject.inputs.forked, pass_env=config.pass_env, warn=view.warn,
     ) as pool:  # fmt: skip
-        view.start([f"evaluating {who}", *subject.notes])
+        free = subject.inputs.tools and subject.inputs.tools.uncontained
+        view.start([f"evaluating {who}", *subject.notes, *([f"warning: {free}"] if free else [])])
         return _answer(who, config, subject, pool, served=url is not None)
 
 

@@ -7,6 +7,7 @@ Promises   what cannot be read is refused or passed over by name, never taken fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from surefoot.assemble.extend import Extension, former_ends, write_extension
@@ -63,7 +64,7 @@ def _set_damaged_aside(folder: RunFolder, found: Found, step: int, view: View) -
 
 
 def compare_machines(folder: RunFolder, now: dict[str, Any], view: View) -> None:
-    """Say so when the run goes on where its last bits may differ; the first record stays as it is."""
+    """Say so when the run goes on where its last bits may differ; the first record stays, but for what tools reach."""
     then = folder.read_environment()
     if not then:
         return  # killed before it was written: nothing was trained on that machine
@@ -73,3 +74,17 @@ def compare_machines(folder: RunFolder, now: dict[str, Any], view: View) -> None
             f"this is not the machine that the run began on: {'; '.join(changed)}",
             "the run goes on, but its last bits may differ from those of an uninterrupted one",
         )
+    _keep_reach(folder, then, now.get("tool_servers", {}))
+
+
+def _keep_reach(folder: RunFolder, then: dict[str, Any], now: Mapping[str, str]) -> None:
+    """A tool server that may reach something else since a resume: the record says both, and so does the report."""
+    found = then.get("tool_servers")
+    before = found if isinstance(found, dict) else {}
+    changed = {
+        name: f"{before[name]}; after a resume: {reach}" if name in before else reach
+        for name, reach in now.items()
+        if not str(before.get(name, "")).endswith(reach)
+    }
+    if changed:
+        folder.write_environment(then | {"tool_servers": {**before, **changed}})

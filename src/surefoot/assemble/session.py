@@ -270,18 +270,17 @@ def _start(around: Surroundings, *, resumed: bool, extension: Extension | None =
 def _write_environment(around: Surroundings) -> None:
     """The machine, once; a resume on another one is told."""
     tasks, folder = around.inputs.task_set, around.keeper.folder
-    servers = () if around.inputs.tools is None else around.inputs.tools.startable
+    tools = around.inputs.tools
     record = environment_record() | {
         "tasks": tasks.name, **around.inputs.sources, "failpoints": switched_on(),
         "unsafe_code": around.inputs.unsafe, "sandbox": sandbox_facts(), "from_python": list(around.inputs.from_python),
-        "tool_servers": {server.name: server.containment for server in servers},
+        "tool_servers": {} if tools is None else {server.name: server.containment for server in tools.startable},
     }  # fmt: skip
     if words := weaker_words():
         around.view.warn(f"the sandbox is weaker on this host: {words}", "its other walls stand; see docs/sandbox.md")
-    if free := [server.name for server in servers if server.command and not server.contained]:
+    if tools is not None and tools.uncontained is not None:
         around.view.warn(
-            f'tool server {", ".join(free)} runs WITHOUT a sandbox ("sandbox": false in the servers file)',
-            "grant it what it needs with read, write and network instead (docs/agents.md)",
+            tools.uncontained, "grant it what it needs with read, write and network instead (docs/agents.md)"
         )
     if around.inputs.unsafe:
         around.view.warn(

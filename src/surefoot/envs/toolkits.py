@@ -58,6 +58,14 @@ class ToolRecipe:
         """The servers that a run with these tools starts."""
         return () if self.never_starts else self.servers
 
+    @property
+    def uncontained(self) -> str | None:
+        """A sentence about servers that run with all our rights; None when there is none."""
+        free = [server.name for server in self.startable if server.command and not server.contained]
+        if not free:
+            return None
+        return f'tool server {", ".join(free)} runs WITHOUT a sandbox ("sandbox": false in the servers file)'
+
     def build(self, logs: Path | None = None) -> Toolkit:
         """Start what is needed, ready to be opened."""
         if self.mode == "live":
