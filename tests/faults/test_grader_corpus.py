@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from figures import Record, note
 from grader_corpus import CHEATS, ENDLESS, code_of
+from grader_styles import STYLES
 from grader_suites import ALL
 
 from surefoot.envs.sandbox import Limits, Sandbox, available
@@ -54,6 +55,13 @@ def test_the_honest_solutions_keep_their_reward(sandbox: Sandbox, record_propert
 @pytest.mark.parametrize("suite", ALL, ids=NAMES)
 def test_an_honest_solution_keeps_its_reward(suite: Any) -> None:
     assert verify_code.verify_code(suite.tests, f"```python\n{suite.honest}\n```") == 1.0
+
+
+@pytest.mark.turns(10)
+@pytest.mark.parametrize("style", STYLES)
+def test_honest_code_in_any_style_keeps_its_reward(style: str, sandbox: Sandbox) -> None:
+    verdict = grade_code(*STYLES[style], sandbox)
+    assert verdict == CodeVerdict(True, verdict.total, 0, None)
 
 
 LONG = (

@@ -109,6 +109,9 @@ class Box:
     def __iter__(self): self.value += 1; return iter([1, 2] if self.value == 1 else [3])
 WIDTH, WORD, SIZES, GIVEN = 4, "Hello", [4, 5], Box(0)
 def give(): return Box(0)
+kept = []
+def keep(function): kept.append(function)
+def tell(value): kept[0](value)
 def echo(*words, **more): return [words, more]
 def sort(rows, seen): rows.sort(); seen['n'] = len(rows)
 def apply(function, value): return function(value)
@@ -217,6 +220,20 @@ def test_a_function_of_the_tests_can_be_called_by_the_code(code: Caller) -> None
     kept: list[int] = []
     remote(code, "apply")(kept.append, 4)
     assert kept == [4]
+
+
+def test_a_function_of_the_tests_may_ask_the_code_while_the_code_waits_for_it(code: Caller) -> None:
+    box = remote(code, "Box")(5)
+    assert remote(code, "apply")(of_tests(lambda each: each.grow() + 1), box) == 7
+    assert remote(code, "apply")(functools.partial(remote(code, "apply"), of_tests(lambda value: value + 1)), 4) == 5
+
+
+def test_a_function_of_the_tests_may_be_kept_and_called_later(code: Caller) -> None:
+    heard: list[int] = []
+    remote(code, "keep")(heard.append)
+    remote(code, "WIDTH") + 1
+    remote(code, "tell")(3)
+    assert heard == [3]
 
 
 def test_what_every_python_has_is_named_and_not_lent(code: Caller) -> None:

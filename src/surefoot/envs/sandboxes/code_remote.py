@@ -191,7 +191,7 @@ def _is_of_tests(value: Any) -> bool:
     if kind.__module__ == "functools":  # a partial, a cache
         inner = getattr(value, "func", None) or getattr(value, "__wrapped__", None)
         if isinstance(inner, Remote):
-            return False  # the code cannot be asked while it waits for the answer
+            return True
         return inner in _HARMLESS or (_place_of(inner) or [""])[0] in ("math", "_operator") or _is_of_tests(inner)
     return kind.__module__ in ("__main__", "unittest.mock") or kind is operator.itemgetter
 

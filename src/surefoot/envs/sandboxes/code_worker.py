@@ -27,25 +27,29 @@ class Worker:
         self.link, self.nonce = link, ""
         self.kept: list[Any] = []
         self.module: Any = None
+        self.broken: BaseException | None = None
         self.codec = Codec(self._keep, self._find)
 
     def serve(self) -> None:
         """Answer until the tests have gone."""
-        self.module, broken = _load()
+        self.module, self.broken = _load()
         while True:
             try:
                 question = receive(self.link)
             except CodeGoneError:
                 return
-            self.nonce = question["nonce"]
-            try:
-                if broken is not None:
-                    raise broken
-                answer = self._answer(self.module, question)
-                send(self.link, {"nonce": question["nonce"], **answer})
-            except BaseException as error:  # noqa: BLE001 - SystemExit too: whatever it raised is its answer
-                raised = {"raised": type(error).__name__, "text": _text(error)}
-                send(self.link, {"nonce": question["nonce"], **raised})
+            self._serve(question)
+
+    def _serve(self, question: dict[str, Any]) -> None:
+        self.nonce = question["nonce"]
+        try:
+            if self.broken is not None:
+                raise self.broken
+            answer = self._answer(self.module, question)
+            send(self.link, {"nonce": question["nonce"], **answer})
+        except BaseException as error:  # noqa: BLE001 - SystemExit too: whatever it raised is its answer
+            raised = {"raised": type(error).__name__, "text": _text(error)}
+            send(self.link, {"nonce": question["nonce"], **raised})
 
     def _answer(self, module: Any, question: dict[str, Any]) -> dict[str, Any]:
         args, kwargs = map(self.codec.unpack, question["args"])
@@ -73,11 +77,14 @@ class Worker:
             return _own(*body["own"])
         if "lent" not in body:
             return self._target(self.module, body)
-        nonce, number = self.nonce, body["lent"]
+        number = body["lent"]
 
         def lent(*args: Any) -> Any:
+            nonce = self.nonce  # of the question that is being answered, not of the one that lent it
             send(self.link, {"nonce": nonce, "lent": number, "args": self.codec.pack(list(args))})
-            reply = receive(self.link)
+            while "ask" in (reply := receive(self.link)):
+                self._serve(reply)  # the function looks at what it was given
+            self.nonce = nonce
             if "raised" in reply:
                 raise RuntimeError(f"{reply['raised']}: {reply['text']}")
             return self.codec.unpack(reply["value"])
