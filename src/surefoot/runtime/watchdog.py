@@ -27,7 +27,7 @@ from surefoot import pulse
 from surefoot.child_environment import inherited
 from surefoot.envs.rewards.process_tree import adopt_orphans, end_all_children
 from surefoot.errors import ConfigError, MemoryLimitError, StalledError, StorageError
-from surefoot.plain_file import APPEND, plain_descriptor
+from surefoot.plain_file import APPEND
 from surefoot.stopping import say_without_waiting
 
 STACKS = signal.SIGUSR2
@@ -117,7 +117,7 @@ class Watchdog:
 
 def _open(path: Path) -> int:
     try:
-        return plain_descriptor(path, APPEND)
+        return os.open(path, APPEND, 0o600)  # a pipe that nobody reads is refused, not waited for
     except OSError as error:
         raise StorageError(
             f"the watchdog cannot open {path}: {error.strerror}",
