@@ -37,7 +37,17 @@ def drip(line: Line, parts: list[bytes]) -> None:
 
 
 def heard(line: Line) -> None:
-    line.recv(65536)
+    """Read the whole request: a connection that is closed with something unread is reset, its answer lost."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += (piece := line.recv(65536))
+        if not piece:
+            return
+    head, _, body = data.partition(b"\r\n\r\n")
+    _, _, after = head.lower().partition(b"content-length:")
+    missing = int(after.partition(b"\r\n")[0] or 0) - len(body)
+    while missing > 0 and (piece := line.recv(65536)):
+        missing -= len(piece)
 
 
 def in_the_first_line(line: Line) -> None:
