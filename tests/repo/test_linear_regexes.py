@@ -28,7 +28,7 @@ def of_the_package() -> tuple[list[Found], dict[Key, Found]]:
 
 
 SAMPLES: dict[Key, tuple[str | bytes, ...] | str] = {
-    ("envs/servers/tool_schema.py", "pattern"): "a server's own: `unsafe_pattern` refuses what could take long, and its "
+    ("envs/servers/tool_schema.py", "pattern"): "a server's own: `longest_for` refuses what could take long, and its "
     "texts are bounded (tests/unit/envs/test_tool_schema.py)",
     ("envs/verify/format_checks.py", "re.escape(wanted[0])"): (r"ab", r"\.\.", "aa"),
     ("envs/verify/format_checks.py", r"f'(?<!\\w){re.escape(word.casefold())}(?!\\w)'"): (
