@@ -271,6 +271,19 @@ def test_defaults_are_told_to_a_config_in_trls_words_and_to_no_other(plain: Path
     assert "(TRL: linear)" not in told(plain, "report_to=none", "lr_scheduler_type=constant")
 
 
+def test_what_the_built_in_config_sets_is_not_told_as_a_default() -> None:
+    """Each line told holds for the run: the built-in length, batch and schedule are not the defaults of their keys."""
+    from surefoot.config_load.dump import toml_value
+
+    for word in ("report_to=none", "scale_rewards=true", "vllm_importance_sampling_cap=2"):
+        loaded = load_config(None, [word])
+        block = " ".join("\n".join(loaded.notes).split())
+        told_of = dict(re.findall(r"(\w+) = (\S+) \(TRL:", block))
+        assert told_of == {key: toml_value(getattr(loaded.config, key)) for key in told_of}
+        assert {"dtype", "seed"} <= told_of.keys()
+        assert not {"lr_scheduler_type", "tasks_per_step", "max_completion_length", "max_steps"} & told_of.keys()
+
+
 def test_defaults_are_told_with_the_names_that_are_refused(plain: Path) -> None:
     assert "(TRL: linear)" in answer(plain, "num_train_epochs")
     assert "(TRL: linear)" not in answer(plain, "actor_rollout_ref.rollout.n")

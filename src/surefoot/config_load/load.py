@@ -97,8 +97,8 @@ def config_from_values(values: Mapping[str, Any], *, source: str, base: Path) ->
 
 
 def _defaults(draft: Draft, written: set[str]) -> list[str]:
-    """Which defaults are not TRL's, for a config in TRL's words."""
-    return foreign.default_lines(written) if draft.from_trl or foreign.is_from_trl(written) else []
+    """Which defaults hold and are not TRL's, for a user who writes TRL's words; what the built-in config sets is none."""
+    return foreign.default_lines(draft.values) if draft.from_trl or foreign.is_from_trl(written) else []
 
 
 def _builtin() -> Parsed:
