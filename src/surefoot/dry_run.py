@@ -25,7 +25,7 @@ from surefoot.assemble.inputs import metric_spec, refuse_uncontained_code, runs_
 from surefoot.assemble.large import open_large, streamed_border
 from surefoot.assemble.model_shape import Shape
 from surefoot.assemble.planning import level_plan
-from surefoot.assemble.tool_look import LookedAt, look_at
+from surefoot.assemble.tool_look import LookedAt, in_users_words, look_at
 from surefoot.assemble.tooling import tool_recipe
 from surefoot.assemble.walls import weaker_words
 from surefoot.config import Config
@@ -43,7 +43,7 @@ from surefoot.records import Task
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.plan import batch_arithmetic
 from surefoot.tracking.sinks import check_sinks
-from surefoot.tracking.text import shown_path, size
+from surefoot.tracking.text import counted, shown_path, size
 
 if TYPE_CHECKING:
     from surefoot.policy.chat import ChatCodec
@@ -145,10 +145,11 @@ def _with_model(
             f"estimate  unknown: {config.model} is not a folder on this machine, and a dry run does not download",
         ]  # fmt: skip
     words = load_words(config.model, base=loaded.base)
-    codec = codec_of_words(config, loaded.base, words, recipe, tools.shown if tools else ())
+    with in_users_words():
+        codec = codec_of_words(config, loaded.base, words, recipe, tools.shown if tools else ())
     written = f", calls as {call_format_of(codec, recipe)}" if recipe else ""
     lengths = _prompt_lengths(codec, tasks)
-    checked.done.append(f"the chat template and {len(lengths)} prompts")
+    checked.done.append(f"the chat template and {counted(len(lengths), 'prompt')}")
     own = f"{config.chat_template}" if config.chat_template else "the model's own"
     lines = [f"device    {device}", f"template  {own if codec.has_template else 'none'}{written}", ""]
     lines += _memory_lines(config, facts, max(lengths))
@@ -205,7 +206,8 @@ def _tool_lines(config: Config, recipe: ToolRecipe, tools: LookedAt) -> list[str
     """What rollouts may call, and whether anybody has looked."""
     named = [*(f"{server.name} ({server.isolation})" for server in recipe.servers), *map(str, recipe.functions)]
     named += [str(recipe.environment)] if recipe.environment is not None else []
-    limits = f"{config.max_turns} turns and {config.tools.max_calls} calls at most, {config.tools.mode}"
+    limits = f"{counted(config.max_turns, 'turn')} and {counted(config.tools.max_calls, 'call')} at most"
+    limits += f", {config.tools.mode}"
     told = "" if tools.complete else " (not started: --start-tools starts them and checks their tools)"
     lines = [f"tools     {', '.join(named)}; {limits}{told}"]
     lines += [f"          {server.name}: {server.containment}" for server in recipe.startable]
@@ -395,17 +397,22 @@ def _time_lines(
         config, measure(config, facts, prompt, device), parameters=facts.parameters, prompt_tokens=prompt, asked=asked,
         interpreter_s=interpreter_seconds(), tools=used, gguf=facts.counted_from == GGUF,
     )  # fmt: skip
-    where = f"this {'GPU' if device == 'cuda' else 'CPU'} with {config.threads} threads"
+    where = f"this {'GPU' if device == 'cuda' else 'CPU'} with {counted(config.threads, 'thread')}"
     notes = [] if device in COMPARED else [f"no estimate for a {device} device was ever compared with a run"]
-    return forecast.lines(found, where, [*notes, *_time_notes(config, tools)])
+    return forecast.lines(found, where, [*notes, *_time_notes(config, recipe, tools)])
 
 
-def _time_notes(config: Config, tools: LookedAt | None) -> list[str]:
+def _time_notes(config: Config, recipe: ToolRecipe | None, tools: LookedAt | None) -> list[str]:
     notes = []
     if tools is not None:
         notes.append("half of the rollouts are assumed to go on after each turn")
         if tools.call_s is None:
-            notes.append("how long tools take was not measured: --start-tools asks their probes")
+            probes = recipe is not None and any(server.probe for server in recipe.servers)
+            if not probes:
+                why = "no server has a `probe` that could be asked"
+            else:
+                why = "no probe was asked" if tools.complete else "--start-tools asks their probes"
+            notes.append(f"how long tools take was not measured: {why}")
     if config.engine.kind != "embedded":
         notes.append(f"{config.engine.kind} was not measured: it is taken to be as fast as the embedded engine")
     if config.runtime.kind != "local" or config.max_staleness:

@@ -162,12 +162,21 @@ def test_a_dry_run_lists_what_it_checked_and_nothing_else(project: Path) -> None
     assert left.strip() == "not checked: the weights"
     assert "time__get_current_time, time__convert_time" in started.out
     assert "a call takes " in started.out
+    assert "was not measured: --start-tools asks their probes" in ran.out
+    assert "was not measured" not in started.out
+    write(project, probe=None)
+    unprobed = surefoot("train", "run.toml", "--dry-run", "--start-tools", SHIPPED, cwd=project)
+    assert unprobed.code == 0, unprobed.out + unprobed.err
+    assert "how long tools take was not measured: no server has a `probe` that could be asked" in unprobed.out
     assert sorted(path.name for path in project.iterdir()) == ["digits.py", "mcp.json", "run.toml"]
 
 
 def test_a_dry_run_refuses_what_the_run_would_refuse(project: Path) -> None:
     dry = ["train", "run.toml", "--dry-run"]
-    refused(surefoot(*dry, cwd=project), 4, "does not show the tool", "builtin:chatml_tools")
+    unseen = surefoot(*dry, cwd=project)
+    refused(unseen, 4, "the chat template does not show tools to the model", "builtin:chatml_tools")
+    assert "stand_in" not in unseen.err, "a name that nobody wrote"
+    refused(surefoot(*dry, "--start-tools", cwd=project), 4, "does not show the tool 'time__get_current_time'")
     refused(surefoot("train", "run.toml", "--start-tools", cwd=project), 2, "--start-tools")
     for changes, said in (
         (dict(command="mcp-server-tiem", args=[]), "mcp-server-tiem"),

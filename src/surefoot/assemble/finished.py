@@ -19,7 +19,7 @@ from surefoot.store.lock import LOCK
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.console import View
 from surefoot.tracking.log import read_metrics
-from surefoot.tracking.text import shown_path
+from surefoot.tracking.text import python_call, shown_path
 
 
 def final_verdict(folder: RunFolder, config: Config) -> dict[str, Any] | None:
@@ -68,12 +68,14 @@ def stopped_by_guard(verdict: dict[str, Any]) -> bool:
 def show_again(folder: RunFolder, config: Config, verdict: dict[str, Any], view: View) -> Outcome:
     """Print the last block once more; a run that a strict guard stopped ends as it did then."""
     rows = read_metrics(folder.metrics) if folder.metrics.exists() else []
+    wanted = recorded(folder, config)
     outcome = Outcome(
         Verdict(verdict["status"]), tuple(verdict["reasons"]), folder.root, verdict["exit_code"], verdict["metrics"],
-        way_to_evaluate(Path(shown_path(folder.root)), recorded(folder, config), judged=_judged(verdict)),
+        way_to_evaluate(Path(shown_path(folder.root)), wanted, judged=_judged(verdict)),
         verdict["seconds"],
     )  # fmt: skip
-    how = "make it longer with max_steps=N" if not stopped_by_guard(verdict) else "the guard stopped it"
+    longer = f"{python_call('resume', folder.root, [*wanted, 'max_steps=N'])} in Python" if wanted else "max_steps=N"
+    how = "the guard stopped it" if stopped_by_guard(verdict) else f"make it longer with {longer}"
     view.resumed(f"{folder.root} is finished, and nothing in it was changed; {how}", rows)
     view.finish(outcome)
     if outcome.exit_code == CollapseStopError.exit_code:

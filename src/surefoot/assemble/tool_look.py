@@ -16,6 +16,7 @@ from surefoot.envs.servers.server_child import refuse_without_walls
 from surefoot.envs.servers.server_command import refuse_missing_program
 from surefoot.envs.servers.server_views import refuse_bad_grants
 from surefoot.envs.toolkits import ToolRecipe
+from surefoot.errors import ModelError
 from surefoot.protocols import Toolkit, ToolSpec
 from surefoot.records import Task
 
@@ -69,6 +70,16 @@ def look_at(recipe: ToolRecipe, *, start: bool) -> LookedAt:
         *(["programs of tool servers"] if recipe.servers else []),
     ]
     return LookedAt(specs, not unstarted, tuple(checked), tuple(f"{each} (--start-tools)" for each in unstarted))
+
+
+@contextmanager
+def in_users_words() -> Iterator[None]:
+    """A template that does not show the stand-in shows no tools; nobody but us knows the stand-in's name."""
+    try:
+        yield
+    except ModelError as error:
+        told = error.what.replace(f"the tool {STAND_IN.name!r}", "tools")
+        raise ModelError(told, error.why, error.fix) from error
 
 
 @contextmanager
