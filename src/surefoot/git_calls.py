@@ -13,7 +13,6 @@ stands there, a filter on `git status`, an upload command where an object is mis
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,12 +38,15 @@ _NO_CONTENT = frozenset(
     "cat-file config for-each-ref ls-files ls-tree merge-base rev-list rev-parse symbolic-ref".split()
 )
 """With the settings above these start nothing: they read names and objects, never a file of the work tree."""
-_FILTER = re.compile(r"filter\.(.+)\.(clean|smudge|process)", re.DOTALL)
-_HOOK = re.compile(r"hook\.(.+)\.command", re.DOTALL)
-_TRANSPORT = re.compile(
-    r"core\.(sshcommand|gitproxy|askpass|alternaterefscommand)|credential\.(.+\.)?helper|remote\..+\.(uploadpack|vcs)",
-    re.DOTALL,
-)
+_PROGRAMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "filters": {"filter": ("clean", "smudge", "process")},
+    "hooks": {"hook": ("command",)},
+    "transports": {
+        "core": ("sshcommand", "gitproxy", "askpass", "alternaterefscommand"), "credential": ("helper",),
+        "remote": ("uploadpack", "vcs"),
+    },
+}  # fmt: skip
+"""Keys whose value git would run, by section and last word."""
 _THE_USERS = frozenset({"system", "global", "command"})
 _PATIENCE_S = 60.0
 
@@ -113,7 +115,7 @@ def own_programs(folder: Path) -> OwnPrograms:
     for place in _submodules(folder):
         keys |= _named(_config(*place))
     return OwnPrograms(
-        *(tuple(sorted(key for key in keys if kind.fullmatch(_lower(key)))) for kind in (_FILTER, _HOOK, _TRANSPORT))
+        **{kind: tuple(sorted(key for key in keys if _is_among(key, words))) for kind, words in _PROGRAMS.items()}
     )
 
 
@@ -122,11 +124,10 @@ def _named(entries: list[tuple[str, str, str]]) -> set[str]:
     return {key for scope, key, value in entries if scope not in _THE_USERS and value and (key, value) not in the_users}
 
 
-def _lower(key: str) -> str:
-    """Section and name without case; what stands between the dots keeps it."""
+def _is_among(key: str, words: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether these words name it: section and last word have no case; what stands between them is anybody's."""
     section, _, rest = key.partition(".")
-    middle, dot, name = rest.rpartition(".")
-    return f"{section.lower()}.{middle}{dot}{name.lower()}"
+    return rest.rpartition(".")[2].lower() in words.get(section.lower(), ())
 
 
 def _config(*where: str) -> list[tuple[str, str, str]]:
