@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,11 +81,14 @@ class Checked:
         return [f"dry run: checked {', '.join(self.done)}; nothing was written", *left]
 
 
-def dry_run(loaded: LoadedConfig, *, start_tools: bool = False) -> list[str]:
+def dry_run(
+    loaded: LoadedConfig, *, start_tools: bool = False, tell: Callable[[str], None] = lambda line: None
+) -> list[str]:
     """Check the whole plan and describe it, line by line.
 
     Args:
         start_tools: start tool servers, list their tools and ask their probes; they are ended again.
+        tell: is given a line before whatever takes long.
     """
     config = loaded.config
     root = RunFolder.planned(
@@ -110,11 +113,13 @@ def dry_run(loaded: LoadedConfig, *, start_tools: bool = False) -> list[str]:
     lines += _guard_lines(loaded, tasks, asked.watched, sets)
     lines += [] if twins is None else [twins.line()]
     recipe = tool_recipe(config, loaded.base)
+    if recipe is not None and start_tools:
+        tell("starting tool servers ...")
     tools = None if recipe is None else look_at(recipe, start=start_tools)
     lines += [] if recipe is None or tools is None else _tool_lines(config, recipe, tools)
     lines += _sandbox_lines(config, [tasks, *(own.task_set for own in sets)])
     lines += [f"rewards   {rewards}", f"folder    {shown_path(root)} (not created)"]
-    lines += _with_model(loaded, facts, tasks.tasks, asked, recipe, tools, checked)
+    lines += _with_model(loaded, facts, tasks.tasks, asked, recipe, tools, checked, tell)
     return [*lines, "", *checked.lines()]
 
 
@@ -128,7 +133,7 @@ def _sandbox_lines(config: Config, read: Sequence[TaskSet]) -> list[str]:
 
 def _with_model(
     loaded: LoadedConfig, facts: ModelFacts | None, tasks: Sequence[Task], asked: Answered, recipe: ToolRecipe | None,
-    tools: LookedAt | None, checked: Checked,
+    tools: LookedAt | None, checked: Checked, tell: Callable[[str], None],
 ) -> list[str]:  # fmt: skip
     """Device, template and prompts, then memory and time: what needs torch comes after everything that does not."""
     from surefoot.assemble.learning import call_format_of, codec_of_words
@@ -153,6 +158,8 @@ def _with_model(
     own = f"{config.chat_template}" if config.chat_template else "the model's own"
     lines = [f"device    {device}", f"template  {own if codec.has_template else 'none'}{written}", ""]
     lines += _memory_lines(config, facts, max(lengths))
+    if device in MEASURED:
+        tell(f"measuring the speed of this {_kind(device)} for a model of this shape ...")
     return lines + _time_lines(config, facts, sorted(lengths)[len(lengths) // 2], asked, device, recipe, tools)
 
 
@@ -397,9 +404,13 @@ def _time_lines(
         config, measure(config, facts, prompt, device), parameters=facts.parameters, prompt_tokens=prompt, asked=asked,
         interpreter_s=interpreter_seconds(), tools=used, gguf=facts.counted_from == GGUF,
     )  # fmt: skip
-    where = f"this {'GPU' if device == 'cuda' else 'CPU'} with {counted(config.threads, 'thread')}"
+    where = f"this {_kind(device)} with {counted(config.threads, 'thread')}"
     notes = [] if device in COMPARED else [f"no estimate for a {device} device was ever compared with a run"]
     return forecast.lines(found, where, [*notes, *_time_notes(config, recipe, tools)])
+
+
+def _kind(device: str) -> str:
+    return "GPU" if device == "cuda" else "CPU"
 
 
 def _time_notes(config: Config, recipe: ToolRecipe | None, tools: LookedAt | None) -> list[str]:

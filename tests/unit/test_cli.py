@@ -186,6 +186,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(tmp_path: Path) -> 
         "nothing was written",
     ):
         assert word in done.stdout, word
+    assert "measuring the speed of this " in done.stderr, "it may take minutes, and nothing else is said meanwhile"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ def plan(words: Sequence[str], *, start_tools: bool = False) -> int:
     loaded = _load(words)
     from surefoot.dry_run import dry_run
 
-    _print(dry_run(loaded, start_tools=start_tools))
+    _print(dry_run(loaded, start_tools=start_tools, tell=partial(print, file=sys.stderr, flush=True)))
     return 0
 
 
