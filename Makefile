@@ -12,10 +12,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 REPORTS := .reports
-PINS := pyproject.toml constraints.txt
+PINS := pyproject.toml constraints.txt requirements-core.lock
+# The core set and the build backend come with the hashes of this file; what else is installed, by version.
+# `make setup LOCK=` goes by version alone: for an index that gives other files than the registry and this project do.
+LOCK ?= requirements-core.lock
+BUILD := $(if $(LOCK),--no-build-isolation) # with the backend that was just checked; extras may need others, in isolation
 
 # Errors are shown, and so is every warning but one: pip repeats it for each package that a second index does not carry.
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt
+LOCKED := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: --no-deps --requirement
+FETCH := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip download --quiet --only-binary :all: --no-deps --constraint constraints.txt --dest
 QUIET := 2>&1 | sed -u '/^WARNING: Location .* is ignored: it is neither a file nor a directory\.$$/d'
 
 # -ra and the counts come from pyproject.toml; every run leaves its machine-readable result in $(REPORTS).
@@ -26,7 +32,7 @@ COUNT = $(BIN)/python scripts/count_tests.py --results $(REPORTS)/results.jsonl
 # What needs a GPU is not left out: it is skipped where there is none, and counted.
 EVERY_DAY := not nightly
 
-.PHONY: help setup train test test-vllm unit integration faults nightly check bench clean
+.PHONY: help setup train test test-vllm unit integration faults nightly check bench release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -97,6 +103,10 @@ check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the re
 bench: $(VENV)/.test ## measure speed and memory; prints ratios with intervals, keeps raw samples
 	@$(BIN)/python benchmarks/run.py
 
+release: $(VENV)/.core ## wheel, source archive and software bill of materials (CycloneDX) into dist/
+	@rm -rf dist && $(BIN)/python -m hatchling build -d dist -t sdist -t wheel
+	@$(BIN)/python scripts/sbom.py dist
+
 clean: ## remove what make made
 	rm -rf $(VENV) $(VLLM) $(REPORTS) .cache dist build
 
@@ -106,9 +116,19 @@ $(BIN)/python:
 	  echo "  fix: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.core: $(PINS) | $(BIN)/python
+# torch has several builds of one version, and where pip has to check hashes it prefers an index's build to a folder's.
+# So it is fetched first, as pip chooses by itself, and then installed from there if its hash is in the lock.
+$(VENV)/.torch: requirements-core.lock | $(BIN)/python
+	@echo "installing torch into $(VENV)"
+	@rm -rf $(VENV)/fetched && $(FETCH) $(VENV)/fetched torch $(QUIET)
+	@sed -n '/^torch==/,/[^\\]$$/p' $(LOCK) >$(VENV)/torch.lock
+	@$(LOCKED) $(VENV)/torch.lock --no-index --find-links $(VENV)/fetched $(QUIET)
+	@rm -rf $(VENV)/fetched $(VENV)/torch.lock && touch $@
+
+$(VENV)/.core: $(PINS) $(if $(LOCK),$(VENV)/.torch) | $(BIN)/python
 	@echo "installing surefoot into $(VENV)"
-	@$(PIP) -e . $(QUIET)
+	@$(if $(LOCK),$(LOCKED) $(LOCK) $(QUIET))
+	@$(PIP) $(BUILD) -e . $(QUIET)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core

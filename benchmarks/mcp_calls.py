@@ -1,6 +1,6 @@
 """Tool calls over MCP: how many per second, how even, at what memory, and what bad servers cost the others.
 
-    python benchmarks/mcp_calls.py [--quick] [--pairs 7] [--only memory,http,stdio,size,faults]
+    python benchmarks/mcp_calls.py [--quick] [--pairs 7] [--only memory,http,stdio,size,faults,contained]
 
 Every cell has so many sessions open at once, each with state of its own; all of them are called in turn by the same
 number of workers on both sides. Ours is `MCPToolkit` as a run uses it: validated arguments, pinned tools, deadlines,
@@ -12,6 +12,7 @@ use it: a new client for every call, and one client per rollout, called from one
     stdio    one server process per session (a plain script, without the SDK)
     size     resident memory of this process per open session, in memory, in a process of its own
     faults   100 sessions on servers of their own, 1 of which hangs and 1 crashes: what the other 98 notice
+    contained  the same server in a sandbox (the default) and without: its start to the first answer, and a call
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from method import Journal, Pair, Sample, alternate, compare, dirt, medians
 from report import Row, common_arguments, goal_met, publish
 
 from surefoot.envs.mcp_client import MCPToolkit, Server
+from surefoot.envs.sandbox import available
 from surefoot.errors import ToolFailedError
 
 CALLS_GOAL, TAIL_GOAL, SIZE_GOAL_KB = 10.0, 3.0, 200.0
@@ -154,8 +156,10 @@ def fault_row(sessions: int, args: Any, journal: Journal) -> Row:
     """Sessions over processes of their own; one in a hundred hangs, one crashes."""
     bad = SCRIPT.parent
     servers = [Server("healthy", command=command())]
-    sick = {0: Server("hangs", command=(*command()[:3], str(bad / "hangs.py"))),
-            1: Server("crashes", command=(*command()[:3], str(bad / "crashes_mid_call.py")))}  # fmt: skip
+    sick = {
+        0: Server("hangs", command=(*command()[:3], str(bad / "hangs.py")), read=(bad,)),
+        1: Server("crashes", command=(*command()[:3], str(bad / "crashes_mid_call.py")), read=(bad,)),
+    }
     calm = fault_round(servers, {}, sessions)
     rough = fault_round([*servers, *sick.values()], {i: s.name for i, s in sick.items()}, sessions)
     journal.write("faults", {"calm": calm, "rough": rough, "sessions": sessions})
@@ -202,11 +206,66 @@ def fault_round(servers: Sequence[Server], sick: dict[int, str], sessions: int) 
     }
 
 
+# -- containment -------------------------------------------------------------------------------------
+def run_starts(kit: MCPToolkit, sandbox: bool, times: int) -> Sample:
+    """Rollouts with a server of their own, one after the other: process, handshake, list of tools, one call."""
+    began, said = time.perf_counter(), list[str]()
+    for number in range(times):
+        box = kit.open(TASK, f"bench/{number}", 0)
+        said.append(box.call("s__echo", {"text": str(number)}, AMPLE_S).text)
+        box.close()
+    return Sample(side_of(sandbox), time.perf_counter() - began, {"said": said})
+
+
+def run_calls(kit: MCPToolkit, sandbox: bool, times: int) -> Sample:
+    """Calls of one rollout, whose server is up."""
+    box = kit.open(TASK, "bench/calls", 0)
+    box.call("s__echo", {"text": "first"}, AMPLE_S)
+    began = time.perf_counter()
+    said = [box.call("s__echo", {"text": str(number)}, AMPLE_S).text for number in range(times)]
+    seconds = time.perf_counter() - began
+    box.close()
+    return Sample(side_of(sandbox), seconds, {"said": said})
+
+
+def side_of(sandbox: bool) -> str:
+    return "contained" if sandbox else "uncontained"
+
+
+def contained_rows(args: Any, journal: Journal, load: Callable[[], Any]) -> list[Row]:
+    """Contained against uncontained, in turns, on two toolkits that are both up."""
+    kits = {each: MCPToolkit([Server("s", command=command(), sandbox=each)], LIMITS) for each in (True, False)}
+    rows = []
+    try:
+        for kit in kits.values():
+            kit.start()
+        works = {"start to first answer": (run_starts, 2 if args.quick else 8), "a call": (run_calls, 200)}
+        for cell, (work, times) in works.items():
+            pairs = alternate(
+                lambda work=work, times=times: work(kits[True], True, times),  # type: ignore[misc]
+                lambda work=work, times=times: work(kits[False], False, times),  # type: ignore[misc]
+                pairs=args.pairs or (2 if args.quick else 15), redo=0 if args.allow_dirty else None,
+                record=journal.pair(f"contained, {cell}"),
+            )  # fmt: skip
+            ours, theirs = medians(pairs, allow_dirty=args.allow_dirty)
+            ratio = compare(pairs, allow_dirty=args.allow_dirty)
+            rows.append(Row(
+                "mcp_calls", f"contained server, {cell}", f"{1000 * ours / times:.2f} ms",
+                f"uncontained {1000 * theirs / times:.2f} ms", f"{ratio}{dirt(pairs, allow_dirty=args.allow_dirty)}",
+                note="contained: a plain script over stdio, one at a time, in alternating pairs; above 1x contained "
+                f"is faster; {100 * load().share:.0f} % of the machine's time went to others.",
+            ))  # fmt: skip
+    finally:
+        for kit in kits.values():
+            kit.close()
+    return rows
+
+
 def main() -> int:
     """Every row."""
     parser = common_arguments(__doc__, pairs=7)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run?")
-    parser.add_argument("--only", default="memory,http,stdio,size,faults")
+    parser.add_argument("--only", default="memory,http,stdio,size,faults,contained")
     parser.add_argument("--sessions", help="only these numbers of sessions, such as 16,1000")
     parser.add_argument("--measure-size", type=int, help="(internal) print memory per session")
     args = parser.parse_args()
@@ -227,6 +286,8 @@ def main() -> int:
         rows += [size_row(64 if args.quick else n, journal) for n in ((64,) if args.quick else (256, 1000, 4096))]
     if "faults" in only:
         rows.append(fault_row(8 if args.quick else 100, args, journal))
+    if "contained" in only and available().usable:
+        rows += contained_rows(args, journal, lambda: probe.since(mark))
     journal.write("load", {"load": probe.since(mark), "limit_us": limit})
     return publish(rows, args.rows)
 

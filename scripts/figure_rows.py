@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from surefoot.git_calls import GitError, git_call
+
 ROOT = Path(__file__).parents[1]
 SCHEMA = 1
 MAX_AGE = 60
@@ -304,7 +306,8 @@ def surroundings(root: Path = ROOT) -> Row:
 def _git(root: Path, *words: str) -> str | None:
     """What git says; None when it cannot."""
     try:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        command, env = git_call(root, *words)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError, GitError):
         return None
     return done.stdout.strip()

@@ -76,6 +76,9 @@ class Config(Table):
     reward_memory_mb: Int = 4096
     """Memory one reward process may take, in MiB, beyond what it started with; 0 means no cap."""
 
+    pass_env: tuple[str, ...] = ()
+    """Names of environment variables that reward functions and the processes of a Ray run may see besides those that every process needs (docs/reliability.md lists them): ["JUDGE_API_KEY"]. Each must be set; values are never kept."""
+
     audit_rewards: bool = False
     """Score the baseline completions of the preflight twice; a reward that changes its mind is refused by name."""
 

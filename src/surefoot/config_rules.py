@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from surefoot.child_environment import misnamed
 from surefoot.config_schedule import schedule_of
 from surefoot.errors import ConfigError
 
@@ -110,6 +111,8 @@ def _pair_problems(config: Config) -> Iterator[str]:
             "reward function(s); give one weight per function"
         )
     yield from _component_problems(config)
+    for name in misnamed(config.pass_env):
+        yield f"pass_env holds {name!r}: give names of variables, one by one, and never their values"
     if (config.target_metric is None) != (config.target_value is None):
         yield (
             f"target_metric = {config.target_metric!r} with target_value = {config.target_value!r}: set both or neither"

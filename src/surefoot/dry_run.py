@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 from surefoot.assemble.border import check_pairs
 from surefoot.assemble.eval_sets import OwnSet, heldout_all, read_sets, set_lines
 from surefoot.assemble.guarding import calibration, calibration_lines, make_guard
-from surefoot.assemble.inputs import metric_spec, split_tasks, watched_metric
+from surefoot.assemble.inputs import metric_spec, refuse_uncontained_code, runs_code, split_tasks, watched_metric
 from surefoot.assemble.large import open_large, streamed_border
 from surefoot.assemble.model_shape import Shape
 from surefoot.assemble.planning import level_plan
-from surefoot.assemble.tool_look import LookedAt, look_at
+from surefoot.assemble.tool_look import LookedAt, in_users_words, look_at
 from surefoot.assemble.tooling import tool_recipe
+from surefoot.assemble.walls import weaker_words
 from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
 from surefoot.data.sources import load_tasks
@@ -42,7 +43,7 @@ from surefoot.records import Task
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.plan import batch_arithmetic
 from surefoot.tracking.sinks import check_sinks
-from surefoot.tracking.text import shown_path, size
+from surefoot.tracking.text import counted, shown_path, size
 
 if TYPE_CHECKING:
     from surefoot.policy.chat import ChatCodec
@@ -80,11 +81,14 @@ class Checked:
         return [f"dry run: checked {', '.join(self.done)}; nothing was written", *left]
 
 
-def dry_run(loaded: LoadedConfig, *, start_tools: bool = False) -> list[str]:
+def dry_run(
+    loaded: LoadedConfig, *, start_tools: bool = False, tell: Callable[[str], None] = lambda line: None
+) -> list[str]:
     """Check the whole plan and describe it, line by line.
 
     Args:
         start_tools: start tool servers, list their tools and ask their probes; they are ended again.
+        tell: is given a line before whatever takes long.
     """
     config = loaded.config
     root = RunFolder.planned(
@@ -109,16 +113,27 @@ def dry_run(loaded: LoadedConfig, *, start_tools: bool = False) -> list[str]:
     lines += _guard_lines(loaded, tasks, asked.watched, sets)
     lines += [] if twins is None else [twins.line()]
     recipe = tool_recipe(config, loaded.base)
+    if recipe is not None and start_tools:
+        tell("starting tool servers ...")
     tools = None if recipe is None else look_at(recipe, start=start_tools)
     lines += [] if recipe is None or tools is None else _tool_lines(config, recipe, tools)
+    lines += _sandbox_lines(config, [tasks, *(own.task_set for own in sets)])
     lines += [f"rewards   {rewards}", f"folder    {shown_path(root)} (not created)"]
-    lines += _with_model(loaded, facts, tasks.tasks, asked, recipe, tools, checked)
+    lines += _with_model(loaded, facts, tasks.tasks, asked, recipe, tools, checked, tell)
     return [*lines, "", *checked.lines()]
+
+
+def _sandbox_lines(config: Config, read: Sequence[TaskSet]) -> list[str]:
+    """Whether code can be contained here, where tasks or rewards need it; refused as the run would be."""
+    if refuse_uncontained_code(config, runs_code=any(map(runs_code, read))):
+        return ["sandbox   NONE: model-written code would run with your rights (tools.allow_unsafe)"]
+    words = weaker_words()
+    return [f"sandbox   weaker on this host: {words}"] if words else []
 
 
 def _with_model(
     loaded: LoadedConfig, facts: ModelFacts | None, tasks: Sequence[Task], asked: Answered, recipe: ToolRecipe | None,
-    tools: LookedAt | None, checked: Checked,
+    tools: LookedAt | None, checked: Checked, tell: Callable[[str], None],
 ) -> list[str]:  # fmt: skip
     """Device, template and prompts, then memory and time: what needs torch comes after everything that does not."""
     from surefoot.assemble.learning import call_format_of, codec_of_words
@@ -135,13 +150,16 @@ def _with_model(
             f"estimate  unknown: {config.model} is not a folder on this machine, and a dry run does not download",
         ]  # fmt: skip
     words = load_words(config.model, base=loaded.base)
-    codec = codec_of_words(config, loaded.base, words, recipe, tools.shown if tools else ())
+    with in_users_words():
+        codec = codec_of_words(config, loaded.base, words, recipe, tools.shown if tools else ())
     written = f", calls as {call_format_of(codec, recipe)}" if recipe else ""
     lengths = _prompt_lengths(codec, tasks)
-    checked.done.append(f"the chat template and {len(lengths)} prompts")
+    checked.done.append(f"the chat template and {counted(len(lengths), 'prompt')}")
     own = f"{config.chat_template}" if config.chat_template else "the model's own"
     lines = [f"device    {device}", f"template  {own if codec.has_template else 'none'}{written}", ""]
     lines += _memory_lines(config, facts, max(lengths))
+    if device in MEASURED:
+        tell(f"measuring the speed of this {_kind(device)} for a model of this shape ...")
     return lines + _time_lines(config, facts, sorted(lengths)[len(lengths) // 2], asked, device, recipe, tools)
 
 
@@ -195,9 +213,11 @@ def _tool_lines(config: Config, recipe: ToolRecipe, tools: LookedAt) -> list[str
     """What rollouts may call, and whether anybody has looked."""
     named = [*(f"{server.name} ({server.isolation})" for server in recipe.servers), *map(str, recipe.functions)]
     named += [str(recipe.environment)] if recipe.environment is not None else []
-    limits = f"{config.max_turns} turns and {config.tools.max_calls} calls at most, {config.tools.mode}"
+    limits = f"{counted(config.max_turns, 'turn')} and {counted(config.tools.max_calls, 'call')} at most"
+    limits += f", {config.tools.mode}"
     told = "" if tools.complete else " (not started: --start-tools starts them and checks their tools)"
     lines = [f"tools     {', '.join(named)}; {limits}{told}"]
+    lines += [f"          {server.name}: {server.containment}" for server in recipe.startable]
     if tools.complete:
         lines.append(f"          {', '.join(spec.name for spec in tools.specs)}")
     if tools.call_s is not None:
@@ -268,22 +288,10 @@ def _gguf_facts() -> ModelFacts:
 
 
 def _read_model_config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{folder} has no config.json", "it is not a model folder", "point model at one") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(
-            f"{path} is not readable JSON: {error}", "the architecture is unknown", "restore it"
-        ) from error
-    if not isinstance(raw, dict) or "auto_map" in raw:
-        raise ModelError(
-            f"{path} {'names remote code (auto_map)' if isinstance(raw, dict) else 'is not an object'}",
-            "a model folder is data; code in it would run with your rights",
-            "use a model whose architecture transformers knows",
-        )
-    return raw
+    from surefoot.policy.model_folder import check_model_folder, read_object
+
+    check_model_folder(folder)
+    return read_object(folder / "config.json")
 
 
 def _facts(raw: dict[str, Any], folder: Path) -> ModelFacts:
@@ -396,17 +404,26 @@ def _time_lines(
         config, measure(config, facts, prompt, device), parameters=facts.parameters, prompt_tokens=prompt, asked=asked,
         interpreter_s=interpreter_seconds(), tools=used, gguf=facts.counted_from == GGUF,
     )  # fmt: skip
-    where = f"this {'GPU' if device == 'cuda' else 'CPU'} with {config.threads} threads"
+    where = f"this {_kind(device)} with {counted(config.threads, 'thread')}"
     notes = [] if device in COMPARED else [f"no estimate for a {device} device was ever compared with a run"]
-    return forecast.lines(found, where, [*notes, *_time_notes(config, tools)])
+    return forecast.lines(found, where, [*notes, *_time_notes(config, recipe, tools)])
 
 
-def _time_notes(config: Config, tools: LookedAt | None) -> list[str]:
+def _kind(device: str) -> str:
+    return "GPU" if device == "cuda" else "CPU"
+
+
+def _time_notes(config: Config, recipe: ToolRecipe | None, tools: LookedAt | None) -> list[str]:
     notes = []
     if tools is not None:
         notes.append("half of the rollouts are assumed to go on after each turn")
         if tools.call_s is None:
-            notes.append("how long tools take was not measured: --start-tools asks their probes")
+            probes = recipe is not None and any(server.probe for server in recipe.servers)
+            if not probes:
+                why = "no server has a `probe` that could be asked"
+            else:
+                why = "no probe was asked" if tools.complete else "--start-tools asks their probes"
+            notes.append(f"how long tools take was not measured: {why}")
     if config.engine.kind != "embedded":
         notes.append(f"{config.engine.kind} was not measured: it is taken to be as fast as the embedded engine")
     if config.runtime.kind != "local" or config.max_staleness:

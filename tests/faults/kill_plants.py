@@ -273,3 +273,10 @@ def plant(bug: str) -> None:
 def forgetful_disk() -> None:
     """Journals live on a disk that keeps only what was synced."""
     kill_bugs.forgetful_disk()
+
+
+def elsewhere(module: str, name: str, *arguments: str) -> None:
+    """Call a function of another module that lies here."""
+    import importlib
+
+    getattr(importlib.import_module(module), name)(*arguments)

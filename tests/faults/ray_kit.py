@@ -149,7 +149,7 @@ REWARD = """
 import os, time
 
 def score(prompts, completions, answer, **columns):
-    time.sleep(float(os.environ.get("SLOW_REWARD", "0")))
+    time.sleep(float(os.environ.get("SUREFOOT_SLOW_REWARD", "0")))
     return [float(c.strip() == str(a)) + 0.1 * (len(c) % 3) for c, a in zip(completions, answer)]
 """
 """A reward that takes as long as the environment says, and gives the same numbers whatever it takes."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 
 from server_kinds import AMPLE_S, LIMITS, TASK, Kind
 
 from surefoot.envs.mcp_client import MCPToolkit
+from surefoot.envs.sandboxes import sandbox_link
 
-kit = MCPToolkit([Kind("leaves_children", "ok").server()], LIMITS)
+kit = MCPToolkit([Kind("leaves_children", "ok", sandbox=sys.argv[1] == "contained").server()], LIMITS)
 box = kit.open(TASK, "train/0/0", 0)
 assert box.call("bad__echo", {"text": "hello"}, AMPLE_S).text == "hello"
-print("ready", box._own["bad"].process.folder, flush=True)  # type: ignore[union-attr]
+copy = os.dup(sandbox_link._current.control.fileno()) if sandbox_link._current else -1
+if (forked := os.fork()) == 0:  # as reward workers are: it holds a copy of everything that is open here
+    signal.pause()
+print("ready", box._own["bad"].process.child.folder, forked, flush=True)  # type: ignore[union-attr]
 threading.Event().wait()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,21 @@ class Kind:
     """What the error or the answer must tell."""
     limits: Limits = LIMITS
     healthy_calls: int = field(default=1)
+    sandbox: bool = True
 
     def server(self) -> Server:
         path = FOLDER / f"{self.script or self.name}.py"
         command = (sys.executable, "-S", "-E", str(path), *self.arguments) if path.exists() else (str(path),)
-        return Server("bad", command=command, warm=int(self.hangs), env={MARK: str(os.getpid())})
+        return Server(
+            "bad", command=command, warm=int(self.hangs), env={MARK: str(os.getpid())}, sandbox=self.sandbox,
+            read=(FOLDER,) if self.sandbox else (),
+        )  # fmt: skip
+
+    @property
+    def ways(self) -> tuple[Kind, ...]:
+        """Contained and not; one that kills its parent has none within its reach when it is contained."""
+        free = replace(self, sandbox=False)
+        return (free,) if self.name == "kills_its_parent" else (self, free)
 
     @property
     def deadline_s(self) -> float:
@@ -87,7 +97,7 @@ KINDS = [
     Kind("asks_for_input", "tool_protocol"),
     Kind("leaves_children", "ok", says="hello"),
     Kind("does_not_leave", "ok", says="hello"),
-    Kind("hides_characters", "ok", says="safe\\u202etxt.exe\\x1b[2J\\u200b"),
+    Kind("hides_characters", "ok", says="safe\\u202etxt.exe\\x1b[2J\\u200b\\u2028"),
     Kind("remembers", "ok", says="hello"),
     *[Kind(f"rug_pull_{how}", CHANGED, "rug_pull", (how,), says=says) for how, says in (
         ("changed", "'echo' was changed"), ("new", "'delete_all' is new"), ("missing", "'echo' is missing"),

@@ -1,6 +1,6 @@
 """A stand-in for W&B that records what it is given and misbehaves on request, and helpers to look for its process.
 
-The mode is in the variable STAND_IN; calls are appended to DIR/wandb/calls.jsonl, where DIR is what `init` was given.
+The mode is in the variable WANDB_STAND_IN; calls are appended to DIR/wandb/calls.jsonl, where DIR is what `init` was given.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 STAND_IN = """
 import ctypes, json, os, signal, socket, sys, threading
 
-MODE = os.environ.get("STAND_IN", "")
+MODE = os.environ.get("WANDB_STAND_IN", "")
 place = None
 
 
@@ -25,7 +25,7 @@ def note(kind, value):
 
 def misbehave(mode):
     if mode == "raise":
-        raise RuntimeError("500 from the server\\x1b[31m, sent with " + os.environ.get("SOME_TOKEN", "nothing"))
+        raise RuntimeError("500 from the server\\x1b[31m, sent with " + os.environ.get("WANDB_SOME_TOKEN", "nothing"))
     if mode == "refuse":
         socket.create_connection(("127.0.0.1", 1)).close()
     if mode == "stall":

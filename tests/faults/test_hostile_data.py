@@ -6,9 +6,12 @@ Every attempt would leave a canary file. Whatever else happens, there is none.
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import random
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +125,72 @@ def deep_config(folder: Path, canary: Path) -> None:
     (folder / "config.json").write_text("[" * 100_000 + "]" * 100_000)
 
 
+def nested_index(folder: Path, target: str) -> None:
+    """As the reviewer built it: an index one folder down, which config.json names as the weights."""
+    (folder / "sub").mkdir()
+    index = {"metadata": {"total_size": 1}, "weight_map": {"model.embed_tokens.weight": target}}
+    (folder / "sub/w.safetensors.index.json").write_text(json.dumps(index))
+    edit(folder / "config.json", transformers_weights="sub/w.safetensors.index.json")
+
+
+def weights_by_name_to_a_pickle(folder: Path, canary: Path) -> None:
+    (folder / "evil.bin").write_bytes(pickle.dumps(Bomb(canary), protocol=2))  # the one that torch reads
+    nested_index(folder, "evil.bin")
+
+
+def nested_index_alone(folder: Path, canary: Path) -> None:
+    nested_index(folder, "../evil.bin")
+    config = json.loads((folder / "config.json").read_text())
+    del config["transformers_weights"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def weights_by_name_are_an_adapter(folder: Path, canary: Path) -> None:
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(canary), protocol=2))
+    edit(folder / "config.json", transformers_weights="adapter_model.bin")
+
+
+def adapter_pickle(folder: Path, canary: Path) -> None:
+    edit(folder / "adapter_config.json", base_model_name_or_path=str(folder), peft_type="LORA")
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(canary)))
+
+
+def adapter_of_elsewhere(folder: Path, canary: Path) -> None:
+    edit(folder / "adapter_config.json", base_model_name_or_path="/somewhere/else", peft_type="LORA")
+
+
+def weights_behind_a_link(folder: Path, canary: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    (folder / "model.safetensors").symlink_to(folder.parent / "outside.safetensors")
+
+
+def template_behind_a_link(folder: Path, canary: Path) -> None:
+    (folder.parent / "private.txt").write_text("a secret that a prompt would show")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").symlink_to(folder.parent / "private.txt")
+
+
+def weights_are_a_pipe(folder: Path, canary: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def index_is_a_pipe(folder: Path, canary: Path) -> None:
+    (folder / "a").mkdir()
+    os.mkfifo(folder / "a/x.index.json")
+
+
+BY_NAME = {
+    weights_by_name_to_a_pickle: "transformers_weights", weights_by_name_are_an_adapter: "transformers_weights",
+    nested_index_alone: r"sub/w\.safetensors\.index\.json names '\.\./evil\.bin'",
+    adapter_pickle: r"adapter_config\.json is part of an adapter", adapter_of_elsewhere: r"adapter_config\.json",
+    weights_behind_a_link: r"model\.safetensors is a link", template_behind_a_link: r"chat_template\.jinja is a link",
+    weights_are_a_pipe: r"model\.safetensors is no regular file", index_is_a_pipe: r"x\.index\.json is no regular file",
+}  # fmt: skip
+"""What is refused before transformers sees the folder, and the words that name it."""
+
 REFUSED = [
+    *BY_NAME,
     remote_model, remote_type, pickled_weights, pickle_called_safetensors, index_to_a_pickle,
     index_to_elsewhere, index_that_is_none, absurd_layers, absurd_vocabulary, negative_size, deep_config,
 ]  # fmt: skip
@@ -135,9 +203,162 @@ def test_a_hostile_model_folder_is_refused_and_nothing_in_it_runs(
     folder = model_folder(tmp_path)
     plant_code(folder, canary)
     attack(folder, canary)
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(ModelError, match=BY_NAME.get(attack)) as caught:
         load(folder)
     assert caught.value.exit_code == 4
+
+
+@pytest.fixture
+def asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The files that somebody gave to `torch.load`."""
+    import torch
+
+    asked: list[Any] = []
+    real = torch.load
+    monkeypatch.setattr(torch, "load", lambda file, *a, **k: asked.append(file) or real(file, *a, **k))
+    return asked
+
+
+PICKLES = [weights_by_name_to_a_pickle, weights_by_name_are_an_adapter]
+
+
+@pytest.mark.parametrize("attack", [*PICKLES, adapter_pickle], ids=lambda attack: attack.__name__)
+def test_no_pickle_of_a_model_folder_reaches_the_loader(
+    attack: Callable[[Path, Path], None], tmp_path: Path, canary: Path, asked_of_torch: list[Any]
+) -> None:
+    folder = model_folder(tmp_path)
+    attack(folder, canary)
+    with pytest.raises(ModelError):
+        load(folder)
+    assert asked_of_torch == []
+
+
+def test_planted_bug_without_the_look_a_pickle_reaches_the_loader_and_is_still_a_typed_refusal(
+    tmp_path: Path, canary: Path, asked_of_torch: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second line: what torch says of a pickle (and its advice to run it) never reaches anybody."""
+    monkeypatch.setattr("surefoot.policy.load.check_model_folder", lambda folder: None)
+    for attack in PICKLES:
+        folder = model_folder(tmp_path / attack.__name__)
+        attack(folder, canary)
+        with pytest.raises(ModelError, match="its weights are a pickle") as caught:
+            load(folder)
+        assert "weights_only" not in str(caught.value)
+    assert len(asked_of_torch) == len(PICKLES)
+
+
+def test_the_dry_look_refuses_what_the_loader_refuses(tmp_path: Path, canary: Path) -> None:
+    from surefoot.dry_run import model_facts
+
+    for attack, words in BY_NAME.items():
+        folder = model_folder(tmp_path / attack.__name__)
+        attack(folder, canary)
+        with pytest.raises(ModelError, match=words):
+            model_facts(str(folder), tmp_path)
+
+
+def test_the_command_refuses_weights_by_name_with_4(tmp_path: Path, canary: Path) -> None:
+    weights_by_name_to_a_pickle(model_folder(tmp_path), canary)
+    ran = surefoot("train", "model=m", "threads=1", "--dry-run", cwd=tmp_path)
+    assert ran.code == 4, ran.err
+    assert "transformers_weights" in ran.err
+    assert not ran.run.exists()
+
+
+def cached_as(name: str, folder: Path, cache: Path) -> None:
+    """A folder as the hub's cache keeps it: files in a store, and links to them."""
+    home, revision = cache / f"models--{name.replace('/', '--')}", "0" * 40
+    (home / "refs").mkdir(parents=True)
+    (home / "refs/main").write_text(revision)
+    (home / "blobs").mkdir()
+    for number, path in enumerate(sorted(p for p in folder.rglob("*") if p.is_file())):
+        path.rename(home / f"blobs/{number}")
+        link = home / "snapshots" / revision / path.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(home / f"blobs/{number}")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of a hub that cannot be reached."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def from_the_hub(name: str, tmp_path: Path) -> Any:
+    from surefoot.policy.load import load_policy
+
+    return load_policy(name, base=tmp_path, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("attack", "words"),
+    [
+        (weights_by_name_are_an_adapter, "transformers_weights"),
+        (adapter_of_elsewhere, "part of an adapter"),
+        (index_to_a_pickle, "names 'evil.bin'"),
+        (remote_model, "auto_map"),
+        (absurd_layers, "the largest believed"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_hub_name_is_looked_at_like_a_folder(
+    attack: Callable[[Path, Path], None], words: str, tmp_path: Path, canary: Path, hub: Path, asked_of_torch: list[Any]
+) -> None:
+    folder = model_folder(tmp_path)
+    attack(folder, canary)
+    cached_as("some/model", folder, hub)
+    with pytest.raises(ModelError, match=words):
+        from_the_hub("some/model", tmp_path)
+    assert asked_of_torch == []
+
+
+def test_an_honest_model_loads_from_the_hub_and_from_the_folder_of_its_cache(tmp_path: Path, hub: Path) -> None:
+    cached_as("some/model", model_folder(tmp_path), hub)
+    assert from_the_hub("some/model", tmp_path).spec.layers
+    assert load(hub / "models--some--model/snapshots" / ("0" * 40)).spec.layers
+
+
+def test_planted_bug_without_the_look_a_hub_name_leads_to_a_pickle(
+    tmp_path: Path, canary: Path, hub: Path, asked_of_torch: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = model_folder(tmp_path)
+    weights_by_name_are_an_adapter(folder, canary)
+    cached_as("some/model", folder, hub)
+    monkeypatch.setattr("surefoot.policy.load._check_hub_model", lambda model: None)
+    with pytest.raises(ModelError, match="its weights are a pickle"):
+        from_the_hub("some/model", tmp_path)
+    assert asked_of_torch
+
+
+ODD_VALUES: tuple[Any, ...] = (None, -1, 0, "x", [], [[]], {}, {"a": []}, 1e400, True, "../x", 10**30)
+DESCRIBING = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json")
+
+
+@pytest.mark.turns(4, 1)
+@pytest.mark.parametrize("part", range(4))
+def test_a_changed_description_is_a_typed_refusal_or_a_model(part: int, tmp_path: Path, canary: Path) -> None:
+    """Whatever a library raises over a stranger's numbers comes out with what, why and fix."""
+    dice = random.Random(part)
+    folder = model_folder(tmp_path)
+    texts = {name: (folder / name).read_text() for name in DESCRIBING if (folder / name).exists()}
+    for number in range(40):
+        name = dice.choice(sorted(texts))
+        found = json.loads(texts[name])
+        found[dice.choice([*found, "auto_map", "rope_parameters", "quantization_config", "dtype"])] = dice.choice(
+            ODD_VALUES
+        )
+        (folder / name).write_text(json.dumps(found))
+        try:
+            load(folder)
+        except SurefootError:
+            pass
+        except Exception as error:
+            pytest.fail(f"{part}/{number}: {name} made {type(error).__name__}: {error}")
+        (folder / name).write_text(texts[name])
 
 
 def remote_tokenizer(folder: Path) -> None:
@@ -277,6 +498,53 @@ def test_planted_bug_without_the_time_limit_the_loop_goes_on(
         codec_with(pebble_tokenizer, template)
     monkeypatch.setattr("surefoot.policy.template_limits._limited_time", contextlib.nullcontext)
     codec_with(pebble_tokenizer, template)
+
+
+def in_a_thread(act: Callable[[], Any]) -> Any:
+    """What `act` returns or raises in another thread; a hang is an error."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(act).result(timeout=300)
+
+
+def test_in_another_thread_a_template_that_runs_away_is_ended_too(
+    pebble_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.policy.template_limits.CPU_SECONDS", 0.2)
+    trap = "{% if messages[0]['content'] == '47+85=' %}" + TEMPLATES["a loop without end"] + "{% endif %}"
+    codec = codec_with(pebble_tokenizer, trap + OPEN)
+    asked = [{"role": "user", "content": "1+1="}]
+    assert in_a_thread(lambda: codec.encode_prompt(asked)) == codec.encode_prompt(asked)
+    with pytest.raises(ModelError, match=r"was not done after 0\.2 s of processor time"):
+        in_a_thread(lambda: codec.encode_prompt([{"role": "user", "content": "47+85="}]))
+
+
+def test_a_template_says_the_same_in_a_process_of_its_own() -> None:
+    """Every template that comes with surefoot, with tools, calls and answers, and one with everything that is odd."""
+    from surefoot.policy.chat import ChatCodec
+    from surefoot.policy.load import chatml_words
+    from surefoot.policy.templates import FOLDER
+    from surefoot.protocols import ToolSpec
+
+    odd = (
+        "{%- for m in messages %}{% generation %}{{ eos_token ~ m.role | upper }}{% endgeneration %}"
+        "{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}{{ (2 ** 3) }}{{ tools | tojson }}{{ pad_token }}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"type": "function", "function": {"name": "probe", "arguments": {"x": "<y> ü\u2028"}}}
+    talk = [
+        {"role": "system", "content": "be brief"}, {"role": "user", "content": "what is 1+1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "name": "probe", "content": "2"},
+    ]  # fmt: skip
+    words = chatml_words()
+    tool = ToolSpec("probe", "Probes.", {"type": "object", "properties": {"x": {"type": "string"}}})
+    for template in [*(path.read_text() for path in sorted(FOLDER.glob("*.jinja"))), odd]:
+        words.tokenizer.chat_template = template
+        codec = ChatCodec(words.tokenizer, words.stop_ids, words.vocab, tools=[tool])
+        here = words.tokenizer.apply_chat_template(
+            talk, tools=codec._tools, add_generation_prompt=True, tokenize=False
+        )  # fmt: skip
+        assert in_a_thread(lambda codec=codec: codec.render(talk)) == here
+        assert codec.render(talk) == here
 
 
 # -- datasets: forged tokens ----------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def chaos(tmp_path: Path, *, seconds: float, steps: int, seed: int) -> Torment:
     words = [*place(tmp_path), f"max_steps={steps}", "learning_rate=1e-3", "eval_metric=exact"]
     alone = surefoot("train", *(w for w in TINY if not w.startswith("runtime.")), *words, cwd=tmp_path, run="alone")
     assert alone.code in (0, 1), alone.out + alone.err
-    with ray_run(tmp_path / "run", *words, env={"SLOW_REWARD": "0.25"}) as run:
+    with ray_run(tmp_path / "run", *words, env={"SUREFOOT_SLOW_REWARD": "0.25"}) as run:
         run.wait_step(1)
         mark = mark_of(run.pid("learner"))
         done = torment(run, seconds, seed)

@@ -6,17 +6,20 @@ import contextlib
 import json
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from command import surefoot
 from ray_kit import TINY, environment, left_after, wait_for
 
-from surefoot.runtime import reaper
+from surefoot.errors import SecurityError
+from surefoot.runtime import ray_cluster, reaper
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 RAN = ["runtime.kind=ray", *TINY, "max_steps=1"]
@@ -27,7 +30,7 @@ from surefoot.runtime.ray_cluster import Cluster
 cluster = Cluster(None, processes=1)
 import ray
 gcs = ray.get_runtime_context().gcs_address
-there = {"gcs": gcs, "folder": str(cluster.folder), "mode": oct(os.stat(cluster.folder).st_mode & 0o777),
+there = {"pid": os.getpid(), "gcs": gcs, "folder": str(cluster.folder), "mode": oct(os.stat(cluster.folder).st_mode & 0o777),
          "mark": cluster.mark, "token": os.environ.get("RAY_AUTH_TOKEN"), "namespace": cluster.namespace,
          "nodes": len(ray.nodes()), "markers": int(ray.cluster_resources().get("decoy", 0))}
 print(json.dumps(there), flush=True)
@@ -37,6 +40,8 @@ cluster.close()
 STRANGER = """
 import os, sys
 import ray
+from ray._private import services
+services.resolve_ip_for_localhost = lambda host: host  # or it would knock at the host's own address, where nobody is
 try:
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
     print("in:", ray.get(ray.remote(lambda: 41 + 1).remote(), timeout=20))
@@ -47,10 +52,12 @@ os._exit(0)
 
 
 @contextlib.contextmanager
-def cluster(script: str = CLUSTER, **env: str) -> Iterator[tuple[dict[str, str], subprocess.Popen[str]]]:
+def cluster(
+    script: str = CLUSTER, begin: Sequence[str] = (sys.executable,), **env: str
+) -> Iterator[tuple[dict[str, str], subprocess.Popen[str]]]:
     """A private cluster in a process of its own, and what that says of it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", script], env=environment(**env), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [*begin, "-c", script], env=environment(**env), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -114,6 +121,68 @@ def test_a_decoy_that_ray_address_names_is_never_attached_to(private: dict[str, 
 def test_its_folder_is_the_owners_alone_and_the_token_is_not_left_in_the_environment(private: dict[str, str]) -> None:
     assert private["mode"] == "0o700"
     assert private["token"] is None
+
+
+def listening(pids: Iterable[int]) -> set[str]:
+    """Addresses on which these processes wait for others."""
+    inodes, rows = set(), {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it may be gone
+            links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+            inodes |= {link[8:-1] for link in links if link.startswith("socket:[")}
+            for name in ("tcp", "tcp6"):
+                lines = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+                rows |= {words[9]: words[1] for words in map(str.split, lines) if words[3] == "0A"}
+    return {_address(rows[inode].partition(":")[0]) for inode in inodes & rows.keys()}
+
+
+def _address(text: str) -> str:
+    """The kernel writes words of 32 bits, each in the machine's own order."""
+    raw = b"".join(struct.pack("=I", int(text[i : i + 8], 16)) for i in range(0, len(text), 8))
+    return socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw).removeprefix("::ffff:")
+
+
+def of_cluster(there: dict[str, str]) -> set[str]:
+    return listening([int(there["pid"]), *reaper.marked(f"{reaper.MARK}={there['mark']}".encode())])
+
+
+def test_everything_that_listens_does_so_on_loopback(private: dict[str, str]) -> None:
+    """On a host that has another address; where there is none, the test below makes one."""
+    assert of_cluster(private) == {"127.0.0.1"}
+
+
+ELSEWHERE = "10.77.0.1"
+HOST = f"ip link set lo up && ip addr add {ELSEWHERE}/32 dev lo && ip route add default dev lo src {ELSEWHERE}"
+PLANT = """
+from surefoot.runtime import ray_cluster
+import contextlib
+ray_cluster._on_loopback = contextlib.nullcontext
+ray_cluster._refuse_other_address = lambda: None
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("planted", [False, True], ids=["ours", "planted"])
+def test_a_host_with_an_address_of_its_own_shows_no_door_there(planted: bool) -> None:
+    """In a network namespace whose host has another address than loopback, as nearly every host does."""
+    pytest.importorskip("ray", reason="needs the ray extra")
+    inside = ["unshare", "--net", "--map-root-user", "sh", "-c"]
+    with contextlib.suppress(OSError):
+        if subprocess.run([*inside, HOST], capture_output=True, check=False).returncode == 0:
+            begin = [*inside, f'{HOST} && exec "$0" "$@"', sys.executable]
+            with cluster(PLANT * planted + CLUSTER, begin=begin) as (there, _):
+                found = of_cluster(there)
+            assert found == {"::", ELSEWHERE} if planted else found == {"127.0.0.1"}
+            return
+    pytest.skip("no network namespace with an address can be made here (unshare, ip)")
+
+
+def test_planted_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ray that cannot be kept on loopback is not taken for one that is."""
+    ray = pytest.importorskip("ray", reason="needs the ray extra")
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: ELSEWHERE)
+    with pytest.raises(SecurityError, match=r"took 10\.77\.0\.1 for its address"):
+        ray_cluster._refuse_other_address()
 
 
 @pytest.mark.parametrize("who", ["no token", "wrong token"])

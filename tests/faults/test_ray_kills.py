@@ -46,7 +46,7 @@ def test_stopped_members_and_a_killed_learner_change_not_one_number(tmp_path: Pa
     words = [*place(tmp_path), "max_steps=24", "learning_rate=1e-3", "eval_metric=exact"]
     alone = undisturbed(tmp_path, words)
     before = litter()
-    with ray_run(tmp_path / "run", *words, env={"SLOW_REWARD": "0.5"}) as run:
+    with ray_run(tmp_path / "run", *words, env={"SUREFOOT_SLOW_REWARD": "0.5"}) as run:
         run.wait_step(2)
         mark = mark_of(run.pid("learner"))
         stopped = run.kill("worker 0", signal.SIGSTOP)
@@ -92,15 +92,15 @@ def test_an_engine_that_dies_again_and_again_ends_the_run_with_77_its_name_and_i
 
 def kill_the_driver(tmp_path: Path, trial: int, delay_s: float) -> None:
     before = litter()
-    with ray_run(tmp_path / f"run{trial}", "max_steps=2000", env={"TRIAL": f"{tmp_path}-{trial}"}) as run:
+    with ray_run(tmp_path / f"run{trial}", "max_steps=2000", env={"SUREFOOT_TRIAL": f"{tmp_path}-{trial}"}) as run:
         give_up = time.monotonic() + delay_s
         while time.monotonic() < give_up and run.process.poll() is None:
             time.sleep(0.02)
-        family = carrying(f"TRIAL={tmp_path}-{trial}")
+        family = carrying(f"SUREFOOT_TRIAL={tmp_path}-{trial}")
         run.process.kill()
         run.process.wait()
     give_up = time.monotonic() + PATIENCE_S
-    while (left := carrying(f"TRIAL={tmp_path}-{trial}")) and time.monotonic() < give_up:
+    while (left := carrying(f"SUREFOOT_TRIAL={tmp_path}-{trial}")) and time.monotonic() < give_up:
         time.sleep(0.05)
     assert left == [], [Path(f"/proc/{pid}/cmdline").read_bytes()[:80] for pid in left]
     wait_for(lambda: litter_of({*family, run.process.pid}, before) == [], "the end of its folders and shared memory")
@@ -120,7 +120,7 @@ def kill_and_go_on(
         again = killed == 0 or (killed < 3 and rng.random() < 0.4)
         run = subprocess.Popen(
             [*command, "--resume", str(folder)] if (folder / "config.toml").exists() else begin,
-            cwd=folder.parent, env=environment(SLOW_REWARD="0.2"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            cwd=folder.parent, env=environment(SUREFOOT_SLOW_REWARD="0.2"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
             said, _ = run.communicate(timeout=rng.uniform(4.0, 25.0) if again else 600)
@@ -232,7 +232,7 @@ def test_asked_to_stop_it_saves_leaves_nothing_and_goes_on_to_the_same_end(
     pytest.importorskip("ray", reason="needs the ray extra")
     words = [*place(tmp_path), "max_steps=12", "learning_rate=1e-3", "eval_metric=exact"]
     alone = undisturbed(tmp_path, words)
-    with ray_run(tmp_path / "run", *words, env={"SLOW_REWARD": "0.5"}) as run:
+    with ray_run(tmp_path / "run", *words, env={"SUREFOOT_SLOW_REWARD": "0.5"}) as run:
         run.wait_step(3)
         mark = mark_of(run.pid("learner"))
         asked = time.monotonic()

@@ -110,11 +110,11 @@ def copy_of_the_package(folder: Path, *changes: tuple[str, str, str]) -> Path:
     return folder
 
 
-def run(python: str, source: Path, bodies: list[str], **options: object) -> list[object]:
+def run(python: str, source: Path, bodies: list[str], *, runner: str = RUNNER, **options: object) -> list[object]:
     """The probes, in sandboxes of the package in `source`."""
     environment = {"PYTHONPATH": str(source), "PATH": os.environ["PATH"], "SUREFOOT_SECRET": "the crown jewels"}
     done = subprocess.run(
-        [python, "-B", "-c", RUNNER], env=environment, input=json.dumps([PREAMBLE + body for body in bodies]), cwd="/",
+        [python, "-B", "-c", runner], env=environment, input=json.dumps([PREAMBLE + body for body in bodies]), cwd="/",
         capture_output=True, text=True, check=False, **options,  # type: ignore[call-overload]
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -131,6 +131,48 @@ def test_planted_without_a_wall_its_probe_gets_out(name: str, tmp_path: Path, se
     assert isinstance(outcomes, list)
     assert "GOT" in outcomes[0], outcomes[0]
     assert "GOT" not in run(sys.executable, PACKAGE.parent, [body])[2][0]  # type: ignore[index]
+
+
+DATAGRAM = """
+for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):  # the second is the first under another name
+    print("TRIED", kind, flush=True)
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+        got(ours.sendto(b"HELLO", {path!r}))
+        theirs.connect({path!r})
+    except OSError as error:
+        print(error)
+pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+pair[0].send(b"x")
+assert pair[1].recv(9) == b"x" and [end.send(b"y") for end in socket.socketpair()] == [1, 1]
+print("PAIRS WORK")
+"""
+
+
+def test_a_pair_of_sockets_reaches_no_socket_of_the_host(tmp_path: Path) -> None:
+    """One that lies in a folder which is shown: a datagram pair could turn to it, so there are none."""
+    planted = copy_of_the_package(
+        tmp_path / "planted", ("sandbox_seccomp.py", ", *_unless(_EQUAL, _SEQUENCED, _DENY)]", "]")
+    )
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    for each in (shown, tmp_path):
+        each.chmod(0o755)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as host:
+        host.bind(str(shown / "s"))
+        (shown / "s").chmod(0o777)
+        host.setblocking(False)
+        probe = DATAGRAM.format(path=str(shown / "s"))
+        runner = RUNNER.replace("processes=8)", f"processes=8), read_only=[{str(shown)!r}]")
+        for source, gets_out in ((PACKAGE.parent, False), (planted, True)):
+            said = run(sys.executable, source, [probe], runner=runner)[2]
+            assert isinstance(said, list)
+            assert ("TRIED" in said[0], "PAIRS WORK" in said[0], "GOT" in said[0]) == (True, True, gets_out), said
+            if gets_out:
+                assert host.recv(99) == b"HELLO"
+            else:
+                with pytest.raises(BlockingIOError):
+                    host.recv(99)
 
 
 LAYERS = {
@@ -155,7 +197,7 @@ def test_where_several_walls_stand_each_holds_alone(name: str, tmp_path: Path, s
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user to become")
 def test_planted_a_program_that_stays_root_is_seen(tmp_path: Path) -> None:
-    roots_scratch = ("sandbox_init.py", 'request["scratch_mb"], NOBODY)', 'request["scratch_mb"], 0)')
+    roots_scratch = ("sandbox_init.py", 'request["scratch_mb"], NOBODY,', 'request["scratch_mb"], 0,')
     package = copy_of_the_package(tmp_path, SAME_USER, roots_scratch)
     outcomes = run(sys.executable, package, [POWERS["to be root"]])[2]
     assert isinstance(outcomes, list)

@@ -2,7 +2,8 @@
 
 Searched, byte for byte: the run folder (config, environment, verdict, metrics, rollouts, logs, event files, what W&B was
 given), both output streams, and crash files. Task data and rollouts are the user's own and are kept to the letter, so
-nothing is planted there.
+nothing is planted there. The reward has every key, because the config passes each of them on by name: what nobody has
+is what `test_canaries.py` is about.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def odd(completions, **columns):
 TINY = [
     "num_tasks=200", "tasks_per_step=2", "num_generations=4", "max_completion_length=4", "eval_tasks=8",
     "preflight_tasks=0", "reward_workers=1", "threads=1", "max_steps=2", "guard.mode=off", "eval_on_start=false",
+    f"pass_env={list(IN_ENVIRONMENT)}",
 ]  # fmt: skip
 BUG = """
 import os, sys
@@ -107,7 +109,7 @@ def train(place: Path, *words: str, customised: str = "", stand_in: str = "") ->
     hooks.mkdir(exist_ok=True)
     (hooks / "sitecustomize.py").write_text(customised)
     source = Path(__file__).parents[2] / "src"
-    env = IN_ENVIRONMENT | {"TMPDIR": str(place.parent / "crashes"), "STAND_IN": stand_in, "PYTHONUTF8": "1"}
+    env = IN_ENVIRONMENT | {"TMPDIR": str(place.parent / "crashes"), "WANDB_STAND_IN": stand_in, "PYTHONUTF8": "1"}
     wandb = place.parent / "stand in"
     if not wandb.exists():
         put_stand_in(place.parent)
@@ -159,7 +161,7 @@ def test_a_run_whose_reward_prints_everything_keeps_no_secret(place: Path, recor
     assert "no end of line: ***" in log
     assert "https://***@example.org/" in (ran.run / "config.toml").read_text()
     assert "https://***@example.org/" in json.dumps(calls(ran.run)["init"])
-    assert (ran.run / "logs/wandb.log").read_text().count("***") >= 6
+    assert "'WANDB_API_KEY': '***'" in (ran.run / "logs/wandb.log").read_text(), "the one key that it needs"
     assert wide_open(ran.run) == []
     note(record_property, "P20", "secrets planted around a run: none in its folder, output or sinks", 12)
 

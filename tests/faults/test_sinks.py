@@ -39,7 +39,7 @@ def make(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: lis
     monkeypatch.delenv("WANDB_MODE", raising=False)
 
     def sinks(*names: str, mode: str = "", queue_rows: int = 1000, close_s: float = 20.0, **config: object) -> Sinks:
-        monkeypatch.setenv("STAND_IN", mode)
+        monkeypatch.setenv("WANDB_STAND_IN", mode)
         return Sinks(
             names, run, "a-run", config, lambda *said: warned.append(said), queue_rows=queue_rows, close_s=close_s
         )
@@ -229,7 +229,7 @@ def test_a_driver_that_is_killed_takes_its_sink_with_it(tmp_path: Path) -> None:
 def test_what_a_sink_prints_goes_to_a_capped_log_without_secrets(
     make: Make, run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SOME_TOKEN", "canary-of-the-sink")
+    monkeypatch.setenv("WANDB_SOME_TOKEN", "canary-of-the-sink")
     with make("wandb", mode="print") as sinks:
         log_rows(sinks, 1)
     log = (run / "logs" / "wandb.log").read_bytes()
@@ -244,7 +244,7 @@ def test_what_a_sink_prints_goes_to_a_capped_log_without_secrets(
 def test_an_error_text_and_a_config_lose_their_secrets_on_the_way(
     make: Make, run: Path, monkeypatch: pytest.MonkeyPatch, warned: list[tuple[str, str]]
 ) -> None:
-    monkeypatch.setenv("SOME_TOKEN", "canary-of-the-sink")
+    monkeypatch.setenv("WANDB_SOME_TOKEN", "canary-of-the-sink")
     with make("wandb", mode="raise", model="https://me:pass1234@example.org/m", tables=["canary-of-the-sink"]) as sinks:
         log_rows(sinks, 1)
     assert sinks.facts()["wandb"]["first_error"] == "RuntimeError: 500 from the server\\x1b[31m, sent with ***"
@@ -302,7 +302,9 @@ TINY = [
 @pytest.mark.config_key("report_to")
 def test_a_run_reports_to_tensorboard_and_does_not_notice_that_wandb_hangs(tmp_path: Path) -> None:
     path = with_path(put_stand_in(tmp_path), ROOT / "src")
-    ran = surefoot("train", *TINY, "report_to=['tensorboard', 'wandb']", cwd=tmp_path, env={"STAND_IN": "stall"} | path)
+    ran = surefoot(
+        "train", *TINY, "report_to=['tensorboard', 'wandb']", cwd=tmp_path, env={"WANDB_STAND_IN": "stall"} | path
+    )
     assert ran.code == 0, ran.err
     rows = [row for row in ran.metrics if "loss" in row]
     assert [row["step"] for row in rows] == [1, 2, 3]
@@ -378,7 +380,7 @@ def drive(folder: Path, plant: str, patience_s: int) -> subprocess.CompletedProc
     path = [str(put_stand_in(folder)), *sys.path]
     return subprocess.run(
         [sys.executable, "-c", DRIVER.format(plant=plant), str(folder)], capture_output=True, text=True,
-        env={"PYTHONPATH": ":".join(path), "STAND_IN": "stall"}, timeout=patience_s,
+        env={"PYTHONPATH": ":".join(path), "WANDB_STAND_IN": "stall"}, timeout=patience_s,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ FUNCTION_LINES = {
 BANNED_CALLS = {
     "src/surefoot/envs/rewards/marks.py::except": "a stranger's __float__ failed, and that is the finding: not a number",
     "src/surefoot/envs/rewards/reward_worker.py::except": "a stranger's __repr__ failed while a message about it was written",
+    "src/surefoot/envs/sandboxes/code_worker.py::importlib.import_module": "in the sandbox of the code, which may import anything anyway; the tests name the module",
     "src/surefoot/envs/sources/foreign_host.py::exec_module": "the user's own environment file, in a process of its own",
     "src/surefoot/envs/grading.py::exec_module": "the user's own reward file, named by the config on the command line",
     "src/surefoot/harness/affected/child/sitecustomize.py::exec_module": "the sitecustomize that Python would have run",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from exceptions import BANNED_CALLS
 from figures import Record, note
-from repo_tree import PACKAGE, Source, parse, sources
+from repo_tree import PACKAGE, ROOT, Source, parse, sources
 
 BANNED = {
     "eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec", "builtins.compile", "builtins.__import__",
@@ -144,6 +144,25 @@ def _dotted(node: ast.expr, aliases: dict[str, str]) -> str:
 
 def test_src_has_no_banned_call_and_no_silent_handler() -> None:
     assert [finding for source in sources(PACKAGE) for finding in findings(source)] == []
+
+
+def starts_git(source: Source) -> Iterator[int]:
+    """Lines where a command line begins with git."""
+    for node in ast.walk(source.tree):
+        first = node.elts[0] if isinstance(node, ast.List | ast.Tuple) and node.elts else None
+        if isinstance(first, ast.Constant) and first.value == "git":
+            yield node.lineno
+
+
+def test_git_is_started_in_one_place_which_starts_nothing_of_the_repositorys() -> None:
+    """`git_calls.py`; words to be shown to the user, or compared with a log of git's own, are no command."""
+    shown = {
+        f"src/surefoot/{name}.py"
+        for name in ("harness/bisect/repository", "harness/bisect/logs", "tracking/report_summary")
+    }
+    found = {source.name for source in sources(PACKAGE, ROOT / "scripts") if list(starts_git(source))}
+    assert found - shown == {"src/surefoot/git_calls.py"}
+    assert list(starts_git(parse('subprocess.run(["git", "status"])'))) == [1]
 
 
 NEVER = BANNED | BANNED_MODULES | SWITCHES.keys() | {"numpy.load"}

@@ -18,8 +18,8 @@ BY_DAY = [path for path in PAGES if path != ROOT / "README.md"]  # tests/runs/te
 
 
 def skip_without_sandbox(path: Path) -> None:
-    """One page shows what only a host with a sandbox can do."""
-    if path.name == "sandbox.md":
+    """Some pages show what only a host with a sandbox can do: contained code, and contained tool servers."""
+    if path.name in ("sandbox.md", "agents.md", "servers.md"):
         from surefoot.envs.sandbox import available
 
         if not available().usable:

@@ -31,6 +31,9 @@ and the exit code is the command's own. The bugs:
     any_template_will_do        nobody asks whether the chat template shows the tools
     any_device_will_do          a device that is not there is taken for the processor
     any_name_will_do            tool names that no server lists are not noticed
+    no_landlock                 no bug: the host's kernel has no Landlock
+    trusting_git                git is asked as it comes, with the programs that a repository names
+    no_sandbox                  no bug: a host that can build no sandbox
 
 A bug is planted after the reward workers are forked: planting needs torch, and forking comes before it. Those in EARLY
 need none and are planted at once: what they break is over by then.
@@ -312,7 +315,7 @@ def forget_the_probe() -> None:
 
 EARLY = frozenset(
     {"border_without_sets", "evaluate_what_is_there", "forget_the_probe", "no_weights", "any_template_will_do",
-     "any_device_will_do", "any_name_will_do"}
+     "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git", "no_sandbox"}
 )  # fmt: skip
 
 
@@ -348,6 +351,29 @@ def any_name_will_do() -> None:
     from surefoot.envs.servers import mcp_pins
 
     mcp_pins._refuse_strangers = lambda server, names: None  # type: ignore[assignment]
+
+
+def no_landlock() -> None:
+    """A sandbox is built, and says that one wall is absent."""
+    from surefoot.envs.sandboxes import sandbox_report
+
+    sandbox_report._try = lambda: (0, None)  # type: ignore[assignment]
+
+
+def trusting_git() -> None:
+    """As a shell asks git."""
+    from surefoot import git_calls
+
+    git_calls.SETTINGS = git_calls._NO_DRIVERS = ()
+    git_calls._OFFLINE = {}
+    git_calls._named = lambda entries: set()  # type: ignore[assignment]
+
+
+def no_sandbox() -> None:
+    """As in a container whose filter refuses new namespaces."""
+    from surefoot.envs.sandboxes import sandbox_report
+
+    sandbox_report.available = lambda: sandbox_report.Report(False, ("user namespaces",))  # type: ignore[assignment]
 
 
 def never_steps() -> None:
@@ -406,7 +432,7 @@ PLANTS: dict[str, Plant] = {
         forget_answers_of_a_set, border_without_sets,
         never_steps, no_finite_gradient, forget_changed_entries, forget_equal_rewards, evaluate_what_is_there, forget_the_probe,
         speak_in_circles, forget_loops, forget_datasets,
-        no_weights, any_template_will_do, any_device_will_do, any_name_will_do,
+        no_weights, any_template_will_do, any_device_will_do, any_name_will_do, no_landlock, trusting_git, no_sandbox,
     )
 }  # fmt: skip
 

@@ -170,7 +170,7 @@ def test_available_means_a_handshake_and_a_call_that_succeeds(tmp_path: Path) ->
     for name, program in BROKEN.items():
         (folder / f"{name}.py").write_text(program, encoding="utf-8")
     table: dict[str, Any] = {name: {"command": "python", "args": [f"{{here}}/{name}.py"]} for name in BROKEN}
-    healthy = {"command": "python", "args": [str(SERVERS / "calculator.py")]}
+    healthy = {"command": "python", "args": [str(SERVERS / "calculator.py")], "read": [str(SERVERS)]}
     table["healthy"] = healthy | {"probe": {"tool": "evaluate", "arguments": {"expression": "6*7"}}}
     table["liar"] = healthy | {"probe": {"tool": "evaluate", "arguments": {"expression": "6*7"}, "expect": "41"}}
     table["polite"] = healthy | {"probe": {"tool": "evaluate", "arguments": {"expression": "6*"}}}

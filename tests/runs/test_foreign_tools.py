@@ -154,6 +154,7 @@ def test_a_dry_run_lists_what_it_checked_and_nothing_else(project: Path) -> None
     assert "tool servers and their tools" not in done
     assert left.strip() == "not checked: the weights, tool servers (--start-tools)"
     assert "not started: --start-tools" in ran.out
+    assert "          time: contained, no network\n" in ran.out
     started = surefoot("train", "run.toml", "--dry-run", "--start-tools", SHIPPED, cwd=project)
     assert started.code == 0, started.out + started.err
     done, left = started.out.splitlines()[-2:]
@@ -161,12 +162,21 @@ def test_a_dry_run_lists_what_it_checked_and_nothing_else(project: Path) -> None
     assert left.strip() == "not checked: the weights"
     assert "time__get_current_time, time__convert_time" in started.out
     assert "a call takes " in started.out
+    assert "was not measured: --start-tools asks their probes" in ran.out
+    assert "was not measured" not in started.out
+    write(project, probe=None)
+    unprobed = surefoot("train", "run.toml", "--dry-run", "--start-tools", SHIPPED, cwd=project)
+    assert unprobed.code == 0, unprobed.out + unprobed.err
+    assert "how long tools take was not measured: no server has a `probe` that could be asked" in unprobed.out
     assert sorted(path.name for path in project.iterdir()) == ["digits.py", "mcp.json", "run.toml"]
 
 
 def test_a_dry_run_refuses_what_the_run_would_refuse(project: Path) -> None:
     dry = ["train", "run.toml", "--dry-run"]
-    refused(surefoot(*dry, cwd=project), 4, "does not show the tool", "builtin:chatml_tools")
+    unseen = surefoot(*dry, cwd=project)
+    refused(unseen, 4, "the chat template does not show tools to the model", "builtin:chatml_tools")
+    assert "stand_in" not in unseen.err, "a name that nobody wrote"
+    refused(surefoot(*dry, "--start-tools", cwd=project), 4, "does not show the tool 'time__get_current_time'")
     refused(surefoot("train", "run.toml", "--start-tools", cwd=project), 2, "--start-tools")
     for changes, said in (
         (dict(command="mcp-server-tiem", args=[]), "mcp-server-tiem"),
@@ -175,6 +185,17 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(project: Path) -> None:
     ):
         write(project, **changes)
         refused(surefoot(*dry, SHIPPED, cwd=project), 4, "time cannot start", said)
+
+
+def test_a_host_without_a_sandbox_starts_no_server_unless_it_is_spelled_out(project: Path) -> None:
+    for words in (["train", "run.toml", SHIPPED], ["train", "run.toml", "--dry-run", SHIPPED], ["tools", "mcp.json"]):
+        ran = surefoot(*words, cwd=project, planted="no_sandbox", run="no")
+        refused(ran, 5, "tool server time cannot be contained on this host: user namespaces", '"sandbox": false')
+        assert not ran.run.exists()
+    write(project, sandbox=False)
+    dry = surefoot("train", "run.toml", "--dry-run", SHIPPED, cwd=project, planted="no_sandbox")
+    assert dry.code == 0, dry.out + dry.err
+    assert '          time: NOT contained ("sandbox": false): your files, your network, your rights\n' in dry.out
 
 
 @pytest.mark.parametrize(

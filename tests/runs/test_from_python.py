@@ -170,6 +170,8 @@ def test_what_it_says_to_do_next_works_and_the_command_names_the_same_call(
         assert again[name] == outcome.metrics[name], name
     asked = surefoot("eval", str(run), cwd=run.parent)
     assert (asked.code, call in asked.err) == (3, True), asked.err
+    over = surefoot("train", "--resume", str(run), cwd=run.parent, run="")
+    assert f'make it longer with surefoot.resume("{run}", {arguments}, max_steps=N) in Python' in over.out
     longer = surefoot("train", "--resume", str(run), "max_steps=3", cwd=run.parent, run="")
     assert longer.code == 3
     assert f'use surefoot.resume("{run}", {arguments}, max_steps=3) in Python' in longer.err

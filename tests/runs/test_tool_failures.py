@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import signal
@@ -19,7 +20,11 @@ TINY = (
     "threads=1 device=cpu guard.mode=off learning_rate=1e-6 target_metric=none target_value=none"
 ).split()
 DYING = """
-import os, sys
+import os, socket, sys
+try:
+    socket.create_connection(("127.0.0.1", 9), 5)
+except OSError:
+    pass
 sys.path.append(sys.argv[1])
 import calculator
 healthy = calculator.evaluate
@@ -34,7 +39,8 @@ del sys.argv[1:]
 print("an old complaint", file=sys.stderr, flush=True)
 calculator.main()
 """
-"""The shipped calculator, which ends at the first call after its probe; mended once a file is there."""
+"""The shipped calculator, which tries to reach the network and ends at the first call after its probe; mended once a
+file is there."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +54,26 @@ def servers(folder: Path, name: str = "calculator", script: Path | None = None, 
     if script is not None:
         words = [str(script), str(ROOT / "examples/servers"), str(folder / "mended")]
     probe = {"tool": "evaluate", "arguments": {"expression": "6*7"}, "expect": "42"}
-    entry = {"command": "python", "args": words, "isolation": "shared", "idempotent": ["evaluate"], "probe": probe}
+    entry = {
+        "command": "python", "args": words, "isolation": "shared", "idempotent": ["evaluate"], "probe": probe,
+        **({"read": [str(ROOT / "examples/servers")]} if keys.get("sandbox", True) else {}),
+    }  # fmt: skip
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": {name: entry | keys}}))
     return f"tools.servers={folder}/mcp.json"
 
 
-def dying(folder: Path) -> str:
+def dying(folder: Path, **keys: Any) -> str:
     (folder / "dying.py").write_text(DYING)
-    return servers(folder, script=folder / "dying.py")
+    return servers(folder, script=folder / "dying.py", **keys)
+
+
+def reach(ran: Ran) -> tuple[str, str]:
+    """What the run's record, and its report, say that the server could reach."""
+    assert surefoot("report", str(ran.run), cwd=ran.run.parent, run="").code == 0
+    page = html.unescape((ran.run / "report.html").read_text())
+    row = re.search(r"tool server calculator</td><td[^>]*>([^<]*)", page)
+    assert row, "no row for the server"
+    return json.loads((ran.run / "environment.json").read_text())["tool_servers"]["calculator"], row[1]
 
 
 def rows(run: Path, name: str) -> list[dict[str, Any]]:
@@ -88,20 +106,33 @@ def test_a_server_that_dies_in_the_preflight_is_blamed_itself(tmp_path: Path) ->
     assert ran.verdict["status"] == "ERROR"
     assert len(rows(ran.run, "preflight.jsonl")) == 32
     assert "an old complaint" in (ran.run / "logs/calculator.log").read_text(), "the log has all of its last words"
+    record, page = reach(ran)
+    assert record.startswith("contained, reads /"), record
+    assert re.search(r"tool server calculator tried to reach the network [1-9]\d* times", ran.out + ran.err)
+    assert re.search(r"no network; tried to reach the network [1-9]\d* times, and was refused", page), page
     (tmp_path / "mended").touch()
     resumed = surefoot("train", "--resume", "run", cwd=tmp_path, run="")
     assert resumed.code == 0, resumed.out + resumed.err
 
 
 def test_a_server_that_dies_in_training_is_blamed_and_the_run_goes_on_once_it_is_mended(tmp_path: Path) -> None:
-    ran = surefoot("train", CONFIG, *TINY, dying(tmp_path), "max_steps=2", "preflight_tasks=0", cwd=tmp_path)
+    uncontained = dying(tmp_path, sandbox=False)
+    ran = surefoot("train", CONFIG, *TINY, uncontained, "max_steps=2", "preflight_tasks=0", cwd=tmp_path)
     blames_the_server(ran, r"step [12]")
+    assert "tool server calculator runs WITHOUT a sandbox" in ran.out + ran.err
+    record, page = reach(ran)
+    assert record.startswith("NOT contained")
+    assert (page.startswith("NOT contained"), "tried to reach" in page) == (True, False), page
+    dying(tmp_path)  # from here on contained
     assert ran.verdict["status"] == "ERROR"
     assert ran.verdict["reasons"][0].startswith("ToolError: ")
     (tmp_path / "mended").touch()
     resumed = surefoot("train", "--resume", "run", cwd=tmp_path, run="")
     assert resumed.code == 0, resumed.out + resumed.err
     assert outcomes(ran.run, range(1, 3))["ok"] > 0, "what had no verdict was played again, with the mended server"
+    record, page = reach(ran)
+    for said in (record, page):
+        assert re.match(r"NOT contained .*; after a resume: contained, reads ", said), "one does not hide the other"
 
 
 def test_an_agent_that_calls_tools_which_are_not_there_is_shown_and_its_folder_stays(tmp_path: Path) -> None:

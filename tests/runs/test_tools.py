@@ -89,6 +89,30 @@ def test_the_report_shows_whole_rollouts(learned: Ran) -> None:
         assert shown in page, shown
 
 
+def test_a_record_says_which_tools_were_used_and_which_the_task_expects(tmp_path: Path) -> None:
+    from surefoot.data.errands import errands_tasks
+
+    tasks = errands_tasks(400, 0)
+    expected = {str(task.prompt): ["calculator__evaluate"] for task in tasks if task.id.startswith("times/")}
+    with (tmp_path / "tasks.jsonl").open("w") as file:
+        for task in tasks:
+            needs = expected.get(str(task.prompt))
+            extra = {"tools": needs} if needs else None
+            file.write(json.dumps({"prompt": task.prompt, **task.columns, "extra_info": extra}) + "\n")
+    other = {"max_steps": 1, "eval_steps": 0, "eval_tasks": 2, "eval_on_start": "false"}
+    words = [word for word in TINY if word.partition("=")[0] not in other]
+    words += [f"{key}={value}" for key, value in other.items()]
+    ran = surefoot("train", CONFIG, *words, "tasks=tasks.jsonl", cwd=tmp_path)
+    assert ran.code in (0, 1), ran.out + ran.err
+    rows = rollouts(ran.run, 1)
+    for row in rows:
+        assert row["tools_expected"] == expected.get(row["prompt"]), row["prompt"]
+        called = {call["name"] for turn in row["turns"] for call in turn["calls"] if call["outcome"] != "refused"}
+        assert row["tools_used"] == sorted(called)
+    assert {tuple(row["tools_used"]) for row in rows} == {(), ("calculator__evaluate",)}
+    assert {row["tools_expected"] is None for row in rows} == {True, False}, "both kinds of tasks were played"
+
+
 @pytest.mark.parametrize(
     ("planted", "extra"),
     [
@@ -194,7 +218,8 @@ def test_a_changed_tool_list_is_refused_by_a_resume(tmp_path: Path) -> None:
     about = tmp_path / "about.txt"
     about.write_text("Work out a sum.")
     words = [str(server), str(ROOT / "examples/servers"), str(about)]
-    table = {"mcpServers": {"calculator": {"command": "python", "args": words, "isolation": "shared"}}}
+    entry = {"command": "python", "args": words, "isolation": "shared", "read": [str(ROOT / "examples/servers")]}
+    table = {"mcpServers": {"calculator": entry}}
     (tmp_path / "mcp.json").write_text(json.dumps(table))
     first = surefoot(
         "train", CONFIG, *TINY, f"tools.servers={tmp_path}/mcp.json", "save_steps=1", cwd=tmp_path, run="run",

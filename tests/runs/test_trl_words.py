@@ -16,6 +16,7 @@ num_generations = 2
 max_completion_length = 6
 report_to = "none"
 scale_rewards = true
+push_to_hub = false
 """
 
 
@@ -25,6 +26,7 @@ def test_a_config_in_trls_words_trains_and_is_told_which_defaults_differ(tmp_pat
     for more in (["--dry-run"], []):
         ran = surefoot("train", "trl.toml", *quick, *more, cwd=tmp_path)
         assert 'report_to = "none" is read as []' in ran.out, ran.err
+        assert "push_to_hub = false is so anyway: nothing is uploaded" in ran.out
         assert "defaults  where this config says nothing, ours are not TRL's:" in ran.out
         assert ran.out.count('lr_scheduler_type = "constant" (TRL: linear)') == 1
         assert "max_completion_length =" not in ran.out, "it was written"
@@ -33,11 +35,13 @@ def test_a_config_in_trls_words_trains_and_is_told_which_defaults_differ(tmp_pat
 
 def test_names_that_are_refused_come_with_what_to_write_and_with_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "trl.toml").write_text(WORDS + "per_device_train_batch_size = 8\ngradient_checkpointing = true\n")
-    ran = surefoot("train", "trl.toml", "peft_config=x", cwd=tmp_path)
+    ran = surefoot("train", "trl.toml", "peft_config=x", "use_vllm=false", "lr=1e-5", cwd=tmp_path)
     assert ran.code == 2
     assert "unknown key per_device_train_batch_size; use tasks_per_step and microbatch_size, such as" in ran.err
     assert "unknown key gradient_checkpointing; not supported yet" in ran.err
     assert "unknown key peft_config; not supported yet: every weight is trained" in ran.err
+    assert "unknown key use_vllm; write 'engine.kind=\"embedded\"'; ours, the default" in ran.err
+    assert "unknown key lr; write learning_rate=1e-5" in ran.err
     assert "(TRL: linear)" in ran.err
 
 

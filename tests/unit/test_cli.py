@@ -177,13 +177,16 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(tmp_path: Path) -> 
         "activations",
         "KV cache",
         "time      about ",
-        "1 steps of ",
+        "; 2 evaluations of ",
+        "; 1 step of ",
+        " with 1 thread, with made-up weights",
         "checked the config, tasks, rewards, the device (",
         "not checked: the weights",
         "shown, not judged",
         "nothing was written",
     ):
         assert word in done.stdout, word
+    assert "measuring the speed of this " in done.stderr, "it may take minutes, and nothing else is said meanwhile"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -71,3 +71,9 @@ def test_planted_redactor_that_does_nothing_is_caught(
     monkeypatch.setattr("surefoot.safe_text.redact", lambda text: text)
     end_with(SurefootError(TEXT, "", ""))
     assert CANARY in capsys.readouterr().err
+
+
+def test_rights_that_forbid_something_are_no_bug(crashes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert end_with(PermissionError(13, "Permission denied", "run/journal")) == 74
+    assert "StorageError: [Errno 13] Permission denied: 'run/journal'" in capsys.readouterr().err
+    assert not any(crashes.iterdir())

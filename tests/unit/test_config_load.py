@@ -190,7 +190,7 @@ def test_a_name_like_nothing_gets_no_false_hint() -> None:
     ],
 )
 def test_a_key_of_another_trainer_is_answered_with_ours(tmp_path: Path, key: str, instead: str) -> None:
-    assert f"unknown key {key}; " in (said := refusal(write(tmp_path, HEAD + f"{key} = 1\n")))
+    assert f"unknown key {key}; " in (said := refusal(write(tmp_path, HEAD + f"{key} = 0.5\n")))
     assert instead in said
 
 

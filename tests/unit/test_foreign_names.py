@@ -25,7 +25,7 @@ NOT_KEYS = frozenset(
 LIKE_A_KEY = re.compile(
     r"(?<![\w/.])(?:[a-z]+(?:_[a-zN0-9]+)+|(?:engine|runtime|tools|guard|curriculum|eval_sets)\.[a-z_]+)\b"
 )
-EXAMPLE = re.compile(r"such as (.*?)(?:; |$)")
+EXAMPLE = re.compile(r"(?:such as|^write|; write) (.*?)(?:; |$)", flags=re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_every_name_is_accepted_or_told_what_its_row_says_and_none_is_a_wrong_tu
             if ALIASES.get(name, name) not in all_keys():
                 wrong.append(f"{name} is no key and no alias")
             continue
-        said = answer(plain, name)
+        said = answer(plain, name, "{}")
         if row.hint(typed=True) not in said or "did you mean" in said or "similar name" in said:
             wrong.append(f"{name}: {said}")
     assert wrong == []
@@ -107,16 +107,129 @@ def test_what_is_accepted_loads_under_its_name(plain: Path) -> None:
         ("eval_dataset", "did you mean"),
         ("lr_scheduler_kwargs", "did you mean"),
         ("peft_config", "similar name"),
+        ("ref_model", "similar name"),
+        ("test_dataset", "similar name"),
+        ("gpus", "similar name"),
+        ("accelerate", "similar name"),
+        ("bnb_4bit", "similar name"),
+        ("use_unsloth", "similar name"),
     ],
 )
 def test_a_wrong_turn_of_old_is_none(plain: Path, name: str, turn: str) -> None:
-    said = answer(plain, name)
+    said = answer(plain, name, "x")
     assert f"unknown key {name}; " in said
     assert turn not in said
 
 
 def test_every_hint_can_be_followed_and_names_only_what_exists(plain: Path) -> None:
     assert dead_ends(plain, rows()) == []
+
+
+# -- what the value says ---------------------------------------------------------
+
+CASES = [
+    (name, value, row.at(name, value))
+    for row in rows()
+    for case in row.cases
+    for name in {each for names in row.names.values() for each in names}
+    for value in case.values
+    if case.covers(name)
+]
+
+
+def typed(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def wrong_turns(config: Path, cases: Iterable[tuple[str, object, Row]]) -> list[str]:
+    """Values that should be accepted and are not, or whose hint is refused when it is followed."""
+    found = []
+    for name, value, row in cases:
+        said = answer(config, name, typed(value))
+        if row.verdict == "so":
+            found += [f"{name}={value}: {said}"] if said else []
+        elif row.hint(typed=True) not in said:
+            found.append(f"{name}={value} is told {said}")
+    return found
+
+
+def test_a_value_that_means_off_or_asks_for_what_is_so_gets_its_own_answer(plain: Path) -> None:
+    assert len(CASES) >= 150
+    assert wrong_turns(plain, CASES) == []
+    assert dead_ends(plain, {id(row): row for _, _, row in CASES}.values()) == []
+
+
+def test_planted_answers_that_ignore_the_value_are_caught(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Row, "at", lambda self, path, value: self)
+    some = CASES[::12]
+    assert len(wrong_turns(plain, some)) > len(some) // 2
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("use_vllm=false", 'engine.kind="embedded"'),
+        ("bf16=false", 'dtype="float32"'),
+        ("bf16=False", 'dtype="float32"'),
+        ("bf16=true", 'dtype="bfloat16"'),
+        ("torch_dtype=float32", 'dtype="float32"'),
+        ("log_completions=false", "save_rollouts=false"),
+        ("eval_strategy=no", "eval_steps=0"),
+        ("save_strategy=no", "save_steps=0 save_minutes=0"),
+        ("algorithm.norm_adv_by_std_in_grpo=true", 'scale_rewards="group"'),
+        ("algorithm.norm_adv_by_std_in_grpo=false", 'scale_rewards="none"'),
+        ("no_advantage_std_norm=true", 'scale_rewards="none"'),
+        ("trainer.val_before_train=false", "eval_on_start=false"),
+        ("load_best_model_at_end=false", "save_best=false"),
+        ("sync_ref_model=false", 'reference_sync_steps="never"'),
+        ("use_kl_loss=false", "beta=0.0"),
+        ("lr=1e-5", "learning_rate=1e-5"),
+        ("optim.lr=0.003", "learning_rate=0.003"),
+        ("lr=-1", "learning_rate=1e-6"),
+        ("n=16", "num_generations=16"),
+        ("n=1", "num_generations=8"),
+        ("max_new_tokens=1024", "max_completion_length=1024"),
+        ("num_train_epochs=3", "max_steps=100"),
+        ("num_steps=3", "max_steps=3"),
+        ("kl_coef=0.001", "beta=0.001"),
+        ("test_freq=5", "eval_steps=5"),
+        ("test_freq=-1", "eval_steps=0"),
+        ("kl_loss_type=mse", 'kl_estimator="k2"'),
+        ("model_name_or_path=Qwen/Qwen3-0.6B", 'model="Qwen/Qwen3-0.6B"'),
+    ],
+)
+def test_a_hint_does_what_the_value_asks_and_carries_the_users_own_number(plain: Path, word: str, instead: str) -> None:
+    name, _, value = word.partition("=")
+    said = answer(plain, name, value)
+    example = EXAMPLE.search(said.partition(f"unknown key {name}; ")[2])
+    assert example, said
+    assert shlex.split(example[1]) == instead.split(), said
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("gradient_checkpointing", False, "the activations of one microbatch are kept"),
+        ("push_to_hub", False, "nothing is uploaded"),
+        ("peft_config", None, "every weight is trained"),
+        ("use_peft", False, "every weight is trained"),
+        ("top_p", 1.0, "nothing bends the distribution"),
+        ("optim", "adamw_torch", "the optimiser is AdamW"),
+        ("num_gpus", 1, "one process trains on one device"),
+    ],
+)
+def test_what_is_so_anyway_is_accepted_with_one_sentence(tmp_path: Path, key: str, value: object, why: str) -> None:
+    base = {"model": "pebble", "tasks": "builtin:sums"}
+    notes = config_from_values({**base, key: value}, source="test", base=tmp_path).notes
+    assert sum(note.startswith(f"{key} = ") and " is so anyway: " in note and why in note for note in notes) == 1
+    file = tmp_path / "run.yaml"
+    text = {None: "null"}.get(value, typed(value))  # type: ignore[call-overload]
+    file.write_text(f"model: pebble\ntasks: builtin:sums\n{key}: {text}\n")
+    for loaded in (load_config(file), load_config(None, [f"{key}={text}"])):
+        assert any(why in note for note in loaded.notes)
+        assert key not in loaded.explicit
+    for asked in ("x", "7"):
+        assert f"unknown key {key}; " in answer(file, key, asked)
 
 
 def test_planted_hints_that_lead_nowhere_are_caught(plain: Path) -> None:
@@ -269,6 +382,19 @@ def test_defaults_are_told_to_a_config_in_trls_words_and_to_no_other(plain: Path
     assert "(TRL: linear)" in told(plain, "report_to=none"), "one value in TRL's form is enough"
     assert "(TRL: linear)" in told(plain, "vllm_importance_sampling_cap=2.0"), "and one name"
     assert "(TRL: linear)" not in told(plain, "report_to=none", "lr_scheduler_type=constant")
+
+
+def test_what_the_built_in_config_sets_is_not_told_as_a_default() -> None:
+    """Each line told holds for the run: the built-in length, batch and schedule are not the defaults of their keys."""
+    from surefoot.config_load.dump import toml_value
+
+    for word in ("report_to=none", "scale_rewards=true", "vllm_importance_sampling_cap=2"):
+        loaded = load_config(None, [word])
+        block = " ".join("\n".join(loaded.notes).split())
+        told_of = dict(re.findall(r"(\w+) = (\S+) \(TRL:", block))
+        assert told_of == {key: toml_value(getattr(loaded.config, key)) for key in told_of}
+        assert {"dtype", "seed"} <= told_of.keys()
+        assert not {"lr_scheduler_type", "tasks_per_step", "max_completion_length", "max_steps"} & told_of.keys()
 
 
 def test_defaults_are_told_with_the_names_that_are_refused(plain: Path) -> None:

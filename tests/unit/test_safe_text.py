@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,12 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.safe_text import _COMMON, HIDDEN, is_secret_name, printable, redact, redact_values, spelled_out
+from surefoot import safe_text
+from surefoot.safe_text import _COMMON, HIDDEN, is_secret_name, printable, redact, redact_values, remember, spelled_out
 
 ODD = "pä\"ss\\wo\trd'☂ 9"
 SECRET_NAMES = """HF_TOKEN HUGGING_FACE_HUB_TOKEN wandb_api_key WANDB_APIKEY AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID DB_PASSWORD
 PGPASSWORD SSH_PASSPHRASE OPENAI_API_KEY GITHUB_PAT SMTP_PASS MYSQL_PWD SENTRY_DSN AZURE_CLIENT_SECRET SESSION_COOKIE
-GOOGLE_CREDENTIALS AZURE_STORAGE_CONNECTION_STRING SIGNING_KEY""".split()
+GOOGLE_CREDENTIALS AZURE_STORAGE_CONNECTION_STRING SIGNING_KEY AZURE_STORAGE_KEY OPENAI_KEY ENCRYPTION_KEY SSH_KEY
+NGC_CLI_KEY JWT SLURM_JWT HMAC_SALT SLACK_WEBHOOK_URL SLACK_WEBHOOK DEPLOY_KEYS""".split()
 
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
@@ -26,7 +29,9 @@ def test_the_value_of_a_secret_looking_variable_is_hidden(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["PATH", "PWD", "MODEL", "TOKENIZERS_PARALLELISM", "SECRETS_DIR", "TOKEN_FILE", "KEYMAP"]
+    "name",
+    """PATH PWD MODEL TOKENIZERS_PARALLELISM SECRETS_DIR TOKEN_FILE KEYMAP SSH_PUBLIC_KEY HOTKEY WEBHOOK_PATH SALTED
+    DATABASE_URL JWT_HOME""".split(),
 )
 def test_ordinary_variables_and_names_for_places_are_not_secret(name: str) -> None:
     assert not is_secret_name(name)
@@ -91,7 +96,7 @@ def test_every_line_of_a_secret_of_many_lines_is_hidden() -> None:
     [
         "hf_" + "a" * 20, "sk-" + "b1" * 10, "sk-proj-" + "x9_-" * 6, "ghp_" + "C" * 30, "github_pat_" + "a" * 22,
         "AKIA" + "A1" * 8, "xoxb-1234567890", "AIza" + "x" * 35, "glpat-" + "k" * 20, "npm_" + "Z" * 36,
-        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", "nvapi-" + "q" * 30,
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", "nvapi-" + "q" * 30, "wandb_v1_" + "w" * 20,
     ],
 )  # fmt: skip
 def test_known_shapes_are_hidden_without_a_variable(shape: str) -> None:
@@ -116,6 +121,17 @@ def test_known_shapes_are_hidden_without_a_variable(shape: str) -> None:
         ("connect(password='hunter22', user='me')", "connect(password='***', user='me')"),
         ('{"client_secret": "abcd efgh"}', '{"client_secret": "***"}'),
         ("OPENAI_API_KEY=abcdefgh1 PATH=/bin", "OPENAI_API_KEY=*** PATH=/bin"),
+        ("OPENAI_KEY=abcdefgh1 JWT=abcdefgh1 HMAC_SALT=abcdefgh1", "OPENAI_KEY=*** JWT=*** HMAC_SALT=***"),
+        ("SLACK_WEBHOOK_URL=https://example.org/T0/B0/x y", "SLACK_WEBHOOK_URL=*** y"),
+        ("password: hunter2hunter2", "password: ***"),
+        ("DB password = correcthorse, user = me", "DB password = *** user = me"),
+        ("token = abcdefghijklmnopqrstuvwx", "token = ***"),
+        ("token: abcdef12", "token: ***"),
+        ("api_key = abcdefgh1\nnext", "api_key = ***\nnext"),
+        ("push --token abcdef --name x", "push --token *** --name x"),
+        ("push --hf-token=abcdef1 --db-password abcdefgh", "push --hf-token=*** --db-password ***"),
+        ("Name=x;AccountKey=abc+/12==;Suffix=y", "Name=x;AccountKey=***;Suffix=y"),
+        ("SharedAccessKeyName=n;SharedAccessKey=abcdef=", "SharedAccessKeyName=n;SharedAccessKey=***"),
     ],
 )
 def test_credentials_are_hidden_by_where_they_stand(text: str, shown: str) -> None:
@@ -129,7 +145,9 @@ def test_credentials_are_hidden_by_where_they_stand(text: str, shown: str) -> No
         "pad_token: <|endoftext|>", "password = os.environ['DB_PASSWORD']", "max_tokens=4096", "the bearer of bad news",
         "task-abcdefghijklmnop1234", "sk-learn-contrib-examples", "hf_transfer is not installed", "user@example.org",
         "step 7/150  reward 0.5  left 3m 05s", "0123456789abcdef0123456789abcdef01234567",
-        "secret santa, token ring, cookie jar", "größer ≥ 3, 東京\tok\n",
+        "secret santa, token ring, cookie jar", "the secret: everything counts", "next token: something",
+        "--max-tokens 4096 --eos-token end_of_text", "password: str = Field()", "token = tokens[i + 1]", "key = value_of_it",
+        "token: Optional[str]", "SSH_PUBLIC_KEY=abcdefgh1", "--token --name", "größer ≥ 3, 東京\tok\n",
     ],
 )  # fmt: skip
 def test_text_without_a_secret_stays_as_it_is(text: str) -> None:
@@ -139,7 +157,8 @@ def test_text_without_a_secret_stays_as_it_is(text: str) -> None:
 
 HOSTILE = (
     "://a:", "eyJ-", "password='", "Bearer a ", "A_TOKEN", "sk-", "-----BEGIN PRIVATE KEY-----", "authorization: ", "&x",
-    "A", "?token=", "://", "cookie:", "\"'",
+    "A", "?token=", "://", "cookie:", "\"'", "password: ", "password=a.", "token = ", "token=aaaaaaaa ", "--token ", "--a-a-a-", "--token a",
+    "AccountKey=", "A_KEY=", "_KEY", "wandb_v1_", "token: a.a", "secret:        ", "WEBHOOK_URL", "accountkey=;",
 )  # fmt: skip
 
 
@@ -152,6 +171,24 @@ def test_hostile_text_costs_time_in_proportion_to_its_length() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": ":".join(sys.path)}, timeout=120)
     assert done.returncode == 0
+
+
+def test_a_secret_is_remembered_when_its_variable_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_text, "_remembered", frozenset())
+    remember({"GONE_KEY": "value-that-went", "PLAIN": "value-of-nobody"})
+    assert redact("value-that-went, value-of-nobody") == f"{HIDDEN}, value-of-nobody"
+    assert redact("value-that-went", {}) == "value-that-went", "whoever names an environment means that one"
+
+
+@pytest.mark.parametrize("char", "\u2028\u2029\x85\u202e\u200b\x1b")
+def test_what_a_reader_takes_for_the_end_of_a_line_is_spelled_out(char: str) -> None:
+    assert printable(f"one{char}two") == f"one{char.encode('unicode_escape').decode()}two"
+    assert len(printable(f"one{char}two").splitlines()) == 1
+
+
+def test_planted_speller_that_lets_separators_through_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_text, "_moves", lambda char: unicodedata.category(char)[0] == "C")
+    assert len(printable("one\u2028two").splitlines()) == 2
 
 
 def test_data_is_redacted_at_every_depth_and_keeps_its_form() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.assemble.given import way_to_evaluate
+from surefoot.assemble.walls import sandbox_facts
 from surefoot.errors import StateError
 from surefoot.guards.arming import Arming, judge_arming
 from surefoot.guards.arming_search import tightened_in
@@ -200,6 +201,7 @@ def write_verdict(around: Surroundings, run: Run, judgement: Judgement, code: in
         "target": None if run.config.target_metric is None else [run.config.target_metric, run.config.target_value],
         "shown_target": None if shown_target is None else list(shown_target),
         "evidence": evidence_facts(run),
+        "sandbox": sandbox_facts(),
         "best": best(run, keeper),
         "heldout": None if around.inputs.twins is None else around.inputs.twins.facts(),
         "guard": _guard(run),

@@ -53,6 +53,13 @@ class ServerRecipe:
     answer_only: bool = False
     """It is asked and never trained: no weights are sent, and none need to be taken."""
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of variables that the process which asks has to have."""
+        from surefoot.engines.http_client import KEY_VARIABLE
+
+        return (KEY_VARIABLE,)
+
     def build(self) -> ServingEngine:
         """A connection to it, in the process that asks."""
         from surefoot.engines.openai_engine import OpenAIEngine

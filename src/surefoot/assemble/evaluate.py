@@ -17,9 +17,9 @@ from surefoot.assemble.eval_sets import chosen
 from surefoot.assemble.given import ROWS, Rows, arguments, environment_of_run, recorded, refuse_unanswerable
 from surefoot.assemble.hooks import answer_rows
 from surefoot.assemble.inputs import FromPython, Inputs, inputs_to_answer, read_inputs
-from surefoot.assemble.resume import load_run_config
+from surefoot.assemble.run_config import is_as_told, read_run_config, refuse_code
 from surefoot.config import Config
-from surefoot.config_load import LoadedConfig, config_from_values, load_config
+from surefoot.config_load import LoadedConfig, config_from_values
 from surefoot.config_load.load import BUILTIN_MODELS
 from surefoot.config_load.overrides import parse_overrides
 from surefoot.config_rules import HELDOUT
@@ -32,6 +32,7 @@ from surefoot.envs.grading import is_builtin
 from surefoot.envs.rewards.reward_pool import RewardPool
 from surefoot.errors import ConfigError, RewardError, StateError, TaskError
 from surefoot.records import Task
+from surefoot.store.manifest import verify_folder
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.console import View
 from surefoot.tracking.text import counted, python_call
@@ -40,12 +41,14 @@ GENERATED = 200
 """How many tasks a generator makes for an evaluation when nobody says."""
 ANSWERING = frozenset(
     """chat_template device dtype engine.rows eval_temperature max_completion_length max_prompt_length
-    max_reward_failures max_turns num_generations_eval reward_memory_mb reward_timeout_s reward_workers seed
+    max_reward_failures max_turns num_generations_eval pass_env reward_memory_mb reward_timeout_s reward_workers seed
     system_prompt temperature threads tools.allow_unsafe tools.call_timeout_s tools.environment tools.functions
     tools.format tools.in_prompt tools.max_calls tools.max_result_tokens tools.servers
     tools.turns_by_complexity""".split()
 )
 """Keys that change how tasks are answered; all others are about training."""
+TRAINING_ONLY = "training/"
+"""Files of a checkpoint that only a resume reads, and that are several times as large as the weights."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Asked:
     environment: Any = None
     eval_rows: Mapping[str, Rows] = field(default_factory=dict)
     """Rows of a run's own evaluation sets, by name."""
+    allow_code: bool = False
+    """Code that lies in the run folder itself may be run."""
 
     def from_python(self, rows: Sequence[Mapping[str, Any]] | None = None) -> FromPython:
         """The part of it that is objects."""
@@ -151,9 +156,10 @@ def evaluate(
     who = subject.name if url is None else f"what {url} serves"
     with RewardPool(
         subject.inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s,
-        memory_mb=config.reward_memory_mb, forked=subject.inputs.forked,
+        memory_mb=config.reward_memory_mb, forked=subject.inputs.forked, pass_env=config.pass_env, warn=view.warn,
     ) as pool:  # fmt: skip
-        view.start([f"evaluating {who}", *subject.notes])
+        free = subject.inputs.tools and subject.inputs.tools.uncontained
+        view.start([f"evaluating {who}", *subject.notes, *([f"warning: {free}"] if free else [])])
         return _answer(who, config, subject, pool, served=url is not None)
 
 
@@ -178,11 +184,14 @@ def _answer(who: str, config: Config, subject: _Subject, pool: RewardPool, *, se
 
 def _of_run(folder: RunFolder, checkpoint: str | None, asked: Asked) -> _Subject:
     weights = _checkpoint(folder, checkpoint)
-    loaded = load_run_config(folder)
-    if asked.words:
-        loaded = load_config(folder.config, asked.words)
+    verify_folder(weights, unread=TRAINING_ONLY)
+    data = folder.read_config()
+    known = is_as_told(folder, data)  # before anything that it names is looked at
+    loaded = read_run_config(folder, asked.words, data=data)
     model = str(weights.absolute())
     own = _answering(loaded.config, model, own_tasks=True, asked=asked)
+    as_kept = read_run_config(folder, data=data).config
+    refuse_code(folder, as_kept, used=own, allow_code=asked.allow_code, known=known)
     notes: tuple[str, ...] = ()
     if not asked.reward_funcs and any(word.startswith("reward_funcs=") for word in recorded(folder, own)):
         notes = ("its reward functions were given in Python and are not asked: the metric judges",)

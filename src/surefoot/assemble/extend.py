@@ -74,7 +74,9 @@ def plan_extension(folder: RunFolder, loaded: LoadedConfig, max_steps: int | Non
             f"use max_steps = {done + former.num_iterations} or more, or start a new run from an earlier checkpoint: "
             "model=RUN/checkpoints/step_N",
         )
-    again = load_config(folder.config, [f"max_steps={max_steps}"])  # every rule is asked once more
+    again = load_config(
+        folder.config, [f"max_steps={max_steps}"], data=folder.read_config()
+    )  # every rule is asked once more
     if former.curriculum.kind == "levels" and not former.curriculum.steps:
         # Its shares were those of the old length: tasks that are planned already would be counted otherwise.
         kept = again.config.curriculum.model_copy(update={"steps": former.max_steps})
@@ -90,7 +92,7 @@ def write_extension(keeper: Keeper, extension: Extension, version: int) -> None:
     record: dict[str, Any] = {
         "event": EXTENDED, "step": keeper.ledger.step, "from": extension.former.max_steps,
         "to": extension.loaded.config.max_steps, "learning_rate": list(extension.rates(version)),
-        "before_sha256": _sha256(keeper.folder.config.read_bytes()), "config_sha256": _sha256(text.encode()),
+        "before_sha256": _sha256(keeper.folder.read_config()), "config_sha256": _sha256(text.encode()),
         "config": text,
     }  # fmt: skip
     keeper.journal.append(record)
@@ -106,11 +108,12 @@ def finish_extension(folder: RunFolder) -> None:
         return
     with Journal.open(path, readonly=True) as journal:
         told = extensions(journal, whole=True)
-    if told and _sha256(folder.config.read_bytes()) == told[-1]["before_sha256"]:
-        text = str(told[-1]["config"])
-        if _sha256(text.encode()) != told[-1]["config_sha256"]:
+    if told and _sha256(folder.read_config()) == told[-1].get("before_sha256"):
+        text = str(told[-1].get("config"))
+        if _sha256(text.encode()) != told[-1].get("config_sha256"):
             raise StateError(
-                f"{path}: the extension to {told[-1]['to']} steps is not whole", "nobody knows what the run is to be",
+                f"{path}: the extension to {told[-1].get('to')} steps is not whole",
+                "nobody knows what the run is to be",
                 "bring it back from a copy",
             )  # fmt: skip
         atomic_write(folder.config, text)
@@ -118,10 +121,10 @@ def finish_extension(folder: RunFolder) -> None:
 
 def former_ends(keeper: Keeper, extension: Extension | None) -> frozenset[int]:
     """Steps that were the last one when they were done: they were logged and looked at as such."""
-    told = [(e["step"], e["from"]) for e in extensions(keeper.journal)]
+    told = [(e.get("step"), e.get("from")) for e in extensions(keeper.journal)]
     if extension is not None:
         told.append((keeper.ledger.step, extension.former.max_steps))
-    return frozenset(last for done, last in told if done == last)
+    return frozenset(last for done, last in told if done == last and type(last) is int)
 
 
 def _rate(config: Config, step: int) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from surefoot.assemble.pace import Pace
 from surefoot.config import Config
 from surefoot.eval_cadence import Answered, cadence_of
-from surefoot.tracking.text import duration
+from surefoot.tracking.text import counted, duration
 
 REFERENCE_S = 0.0055
 """`pace.interpreter_seconds` on the machine where the numbers below were measured."""
@@ -161,8 +161,8 @@ def lines(found: Forecast, where: str, notes: list[str]) -> list[str]:
     if found.preflight:
         parts.append(f"preflight {duration(found.preflight)}")
     parts += [
-        f"{found.evaluations} evaluations of {_short(found.evaluation)}",
-        f"{found.steps} steps of {_short(found.step)} ({per_step})", f"saving {duration(found.saving)}",
+        f"{counted(found.evaluations, 'evaluation')} of {_short(found.evaluation)}",
+        f"{counted(found.steps, 'step')} of {_short(found.step)} ({per_step})", f"saving {duration(found.saving)}",
     ]  # fmt: skip
     return [
         f"time      about {duration(found.total)}: {'; '.join(parts)}",

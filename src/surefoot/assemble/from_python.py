@@ -23,7 +23,7 @@ from surefoot.assemble.evaluate import evaluate as evaluate_target
 from surefoot.assemble.given import ROWS, Rows
 from surefoot.assemble.inputs import FromPython, RewardFunction
 from surefoot.assemble.model_object import model_of
-from surefoot.assemble.resume import load_run_config
+from surefoot.assemble.run_config import load_run_config
 from surefoot.assemble.session import Outcome
 from surefoot.assemble.session import resume as resume_session
 from surefoot.assemble.session import train as run_session
@@ -124,7 +124,7 @@ def _tools(given: Tools | Mapping[str, Any]) -> tuple[dict[str, Any], list[Calla
 def resume(
     run_dir: str | Path, *, tasks: Rows | None = None, reward_funcs: Rewards = (), tools: Tools = (),
     environment_factory: Any = None, view: View | None = None, max_steps: int | None = None,
-    train_dataset: Rows | None = None, eval_dataset: Sets = None,
+    train_dataset: Rows | None = None, eval_dataset: Sets = None, allow_code: bool = False,
 ) -> Outcome:  # fmt: skip
     """Go on with an interrupted run; bit for bit as if it had not been interrupted.
 
@@ -138,6 +138,7 @@ def resume(
         environment_factory: the same class again.
         train_dataset: another name for `tasks`.
         eval_dataset: the same rows again, if the run was started with rows there; other ones are refused.
+        allow_code: code that lies in the run folder itself may be run; without it such a folder is refused.
     """
     root = Path(run_dir)
     loaded = load_run_config(RunFolder.open(root))
@@ -153,13 +154,13 @@ def resume(
         rows, _objects(callables(reward_funcs, "reward_funcs")), callables(tools, "tools"), environment_factory,
         rows_again(eval_dataset),
     )  # fmt: skip
-    return resume_session(root, view=shown, given=given, max_steps=max_steps)
+    return resume_session(root, view=shown, given=given, max_steps=max_steps, allow_code=allow_code)
 
 
 def evaluate(
     target: str | Path, *, tasks: str | Path | Rows | None = None, reward_funcs: Rewards = (), metric: str = "auto",
     checkpoint: str | None = None, num_tasks: int | None = None, tools: Tools = (), environment_factory: Any = None,
-    view: View | None = None, eval_dataset: Sets = None, **keys: Any,
+    view: View | None = None, eval_dataset: Sets = None, allow_code: bool = False, **keys: Any,
 ) -> Evaluation:  # fmt: skip
     """Answer tasks with a run's checkpoint, or with any model, and judge the answers: `surefoot eval` from Python.
 
@@ -173,6 +174,7 @@ def evaluate(
         checkpoint: of a run: "step_150", or "best"; the newest when left out.
         num_tasks: at most so many, chosen by hash.
         eval_dataset: the rows of the run's own evaluation sets again, if it was started with rows there.
+        allow_code: code that lies in the run folder itself may be run; without it such a folder is refused.
         keys: config keys that change how tasks are answered, such as `num_generations_eval=4`.
 
     Example:
@@ -184,7 +186,7 @@ def evaluate(
     functions = tuple(callables(reward_funcs, "reward_funcs"))
     asked = Asked(
         None if tasks is None else task_source(tasks), metric, functions, num_tasks, words, callables(tools, "tools"),
-        environment_factory, rows_again(eval_dataset),
+        environment_factory, rows_again(eval_dataset), allow_code,
     )  # fmt: skip
     shown = view or open_view(0)
     try:

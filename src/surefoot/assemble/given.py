@@ -60,11 +60,7 @@ def recorded(folder: RunFolder, config: Config) -> list[str]:
 
 def environment_of_run(folder: RunFolder) -> dict[str, Any]:
     """environment.json; empty when there is none yet."""
-    try:
-        found = json.loads(folder.environment.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return folder.read_environment()
 
 
 def refuse_missing(folder: RunFolder, config: Config, given: FromPython, max_steps: int | None = None) -> None:

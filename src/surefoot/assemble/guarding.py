@@ -7,7 +7,6 @@ Promises   a calibration is made once and written to the journal: a resume takes
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,11 +106,10 @@ def _folds(between: Between, step: int, numbers: Metrics, metric: str, root: Pat
 
 
 def _verdict(folder: RunFolder) -> dict[str, Any]:
-    try:
-        found = json.loads(folder.verdict.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise _unfit(folder.root, "it has no verdict") from None
-    return found if isinstance(found, dict) else {}
+    found = folder.read_verdict()
+    if not found:
+        raise _unfit(folder.root, "it has no verdict")
+    return found
 
 
 def _unfit(root: Path, how: str) -> StateError:

@@ -12,6 +12,7 @@ from surefoot.assemble.eval_sets import OwnSet, chosen, heldout_all, judged_by, 
 from surefoot.assemble.given import ROWS, Rows, arguments
 from surefoot.assemble.large import Large, open_large, streamed_border
 from surefoot.assemble.tooling import refuse_strange_complexity, tool_recipe
+from surefoot.child_environment import check_named
 from surefoot.config import Config
 from surefoot.data.files import tasks_from_rows
 from surefoot.data.heldout import HeldoutSplit, split_heldout
@@ -116,6 +117,7 @@ def read_inputs(config: Config, base: Path, given: FromPython = NOTHING, *, answ
     Args:
         answer_only: nothing will be trained, so that the metric may judge where nobody gives a reward.
     """
+    check_named(config.pass_env)
     rows = given.rows
     sets = read_sets(config, base, given.eval_rows)
     if config.stream_tasks:

@@ -44,7 +44,7 @@ class Keeper:
             self.journal = stack.enter_context(self._open_journal(folder.journal))
             self.batches = BatchLog(folder.journal)
             stack.callback(self.batches.close)
-            confirm(self.journal, "config", {"config_sha256": _sha256(folder.config)})
+            confirm(self.journal, "config", {"config_sha256": hashlib.sha256(folder.read_config()).hexdigest()})
             self.ledger = Ledger.open(self.journal)
             self._files = stack.pop_all()
 
@@ -130,12 +130,7 @@ class Keeper:
             raise storage_error(folder, error) from error
         if path.exists() or path.is_symlink():
             return Journal.open(path)
-        trained = [*checkpoints_by_step(self.folder.root), *folder.glob("batches_*")]
-        if trained:
-            raise StateError(
-                f"{path} is missing, and the run has trained",
-                "without it nobody knows what is in the weights already", "bring it back from a copy",
-            )  # fmt: skip
+        refuse_lost_journal(self.folder)
         return Journal.create(path)
 
     def _require_batches(self, step: int, ahead: int, passes: int) -> None:
@@ -163,10 +158,12 @@ class Keeper:
             )
 
 
-def _sha256(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
+def refuse_lost_journal(folder: RunFolder) -> None:
+    """Raise where the run has trained and its journal is gone."""
+    path = folder.journal / LEDGER
+    trained = [*checkpoints_by_step(folder.root), *folder.journal.glob("batches_*")]
+    if trained and not path.exists() and not path.is_symlink():
         raise StateError(
-            f"{path} cannot be read: {error.strerror}", "a run is what its config says", "bring it back from a copy"
-        ) from error
+            f"{path} is missing, and the run has trained",
+            "without it nobody knows what is in the weights already", "bring it back from a copy",
+        )  # fmt: skip

@@ -51,7 +51,7 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
     with ExitStack() as stack:
         site = RaySite(
             config.runtime, logs=logs, threads=config.threads, deterministic=resolve_device(config.device) == "cpu",
-            rollout_timeout_s=config.rollout_timeout_s,
+            rollout_timeout_s=config.rollout_timeout_s, pass_env=config.pass_env,
         )  # fmt: skip
         stack.callback(site.close)
         learner = site.start_learner(_learner_recipe(config, base, ready.train))
@@ -101,5 +101,5 @@ def _worker_recipe(config: Config, inputs: Inputs, codec: Any, tools: ToolRecipe
         portable(inputs.functions), inputs.weights, inputs.metric, config.reward_workers, config.reward_timeout_s,
         config.reward_memory_mb, codec, config.seed, codec.token_count, tools, inputs.unsafe,
         {each.name: each.judges for each in inputs.eval_sets},
-        inputs.forked, inputs.rules,
+        inputs.forked, inputs.rules, config.pass_env,
     )  # fmt: skip

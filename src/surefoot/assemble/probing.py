@@ -109,7 +109,7 @@ def probe_pool(config: Config, inputs: Inputs, workers: int) -> RewardPool:
     """Processes for the functions that make up the reward; not those of the run."""
     return RewardPool(
         {name: inputs.functions[name] for name in inputs.weights}, workers=workers, timeout_s=config.reward_timeout_s,
-        memory_mb=config.reward_memory_mb, forked=inputs.forked,
+        memory_mb=config.reward_memory_mb, forked=inputs.forked, pass_env=config.pass_env,
     )  # fmt: skip
 
 

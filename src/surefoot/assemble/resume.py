@@ -7,14 +7,11 @@ Promises   what cannot be read is refused or passed over by name, never taken fo
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from surefoot.assemble.extend import Extension, former_ends, write_extension
 from surefoot.assemble.keeper import Keeper
-from surefoot.config_load import LoadedConfig, load_config
-from surefoot.store.environment import refuse_hidden
 from surefoot.store.failpoints import failpoint
 from surefoot.store.retention import Found, checkpoints_by_step, newest_good, set_aside
 from surefoot.store.run_folder import RunFolder
@@ -27,12 +24,6 @@ if TYPE_CHECKING:
 
 SAME = ("torch", "machine", "threads", "device_name")
 """Facts of a machine on which the last bits of a result depend."""
-
-
-def load_run_config(folder: RunFolder) -> LoadedConfig:
-    """The config of the run, every key of it; one of which a part was hidden is refused."""
-    refuse_hidden(folder.config.read_text(encoding="utf-8"))
-    return load_config(folder.config)
 
 
 def go_on(run: Run, parts: Parts, keeper: Keeper, view: View, extension: Extension | None = None) -> None:
@@ -73,10 +64,9 @@ def _set_damaged_aside(folder: RunFolder, found: Found, step: int, view: View) -
 
 
 def compare_machines(folder: RunFolder, now: dict[str, Any], view: View) -> None:
-    """Say so when the run goes on where its last bits may differ; the first record stays as it is."""
-    try:
-        then = json.loads(Path(folder.environment).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """Say so when the run goes on where its last bits may differ; the first record stays, but for what tools reach."""
+    then = folder.read_environment()
+    if not then:
         return  # killed before it was written: nothing was trained on that machine
     changed = [f"{name} was {then.get(name)!r}, is {now.get(name)!r}" for name in SAME if then.get(name) != now[name]]
     if changed:
@@ -84,3 +74,17 @@ def compare_machines(folder: RunFolder, now: dict[str, Any], view: View) -> None
             f"this is not the machine that the run began on: {'; '.join(changed)}",
             "the run goes on, but its last bits may differ from those of an uninterrupted one",
         )
+    _keep_reach(folder, then, now.get("tool_servers", {}))
+
+
+def _keep_reach(folder: RunFolder, then: dict[str, Any], now: Mapping[str, str]) -> None:
+    """A tool server that may reach something else since a resume: the record says both, and so does the report."""
+    found = then.get("tool_servers")
+    before = found if isinstance(found, dict) else {}
+    changed = {
+        name: f"{before[name]}; after a resume: {reach}" if name in before else reach
+        for name, reach in now.items()
+        if not str(before.get(name, "")).endswith(reach)
+    }
+    if changed:
+        folder.write_environment(then | {"tool_servers": {**before, **changed}})

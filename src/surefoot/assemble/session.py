@@ -24,10 +24,12 @@ from surefoot.assemble.given import refuse_missing, way_on
 from surefoot.assemble.guarding import calibration, calibration_lines, judge_first_value, make_guard
 from surefoot.assemble.hooks import keep_checkpoints, make_hooks
 from surefoot.assemble.inputs import NOTHING, FromPython, Inputs, read_inputs
-from surefoot.assemble.keeper import Keeper
+from surefoot.assemble.keeper import Keeper, refuse_lost_journal
 from surefoot.assemble.probing import probe_start
-from surefoot.assemble.resume import compare_machines, go_on, load_run_config
+from surefoot.assemble.resume import compare_machines, go_on
+from surefoot.assemble.run_config import load_run_config, read_run_config, refuse_code
 from surefoot.assemble.surroundings import Surroundings
+from surefoot.assemble.walls import sandbox_facts, weaker_words
 from surefoot.config import Config
 from surefoot.config_load import LoadedConfig
 from surefoot.data.mixture import Mixture, mixture_of
@@ -50,6 +52,7 @@ from surefoot.guards.verdict import Judgement, way_out
 from surefoot.pulse import last
 from surefoot.records import Task, Verdict
 from surefoot.runtime.watchdog import Watchdog
+from surefoot.safe_text import printable
 from surefoot.stopping import StopRequested, StopSignals
 from surefoot.store.environment import environment_record
 from surefoot.store.failpoints import failpoint, switched_on
@@ -57,6 +60,7 @@ from surefoot.store.identity import confirm
 from surefoot.store.lock import RunLock
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.console import View, batch_arithmetic
+from surefoot.tracking.egress import attempts_of
 from surefoot.tracking.lookout import Lookout
 from surefoot.tracking.plan import loss_warning
 from surefoot.tracking.sinks import Sinks, check_sinks
@@ -105,13 +109,16 @@ def train(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> O
     return _revive(folder.root, lost, config.runtime.max_restarts, view=view, given=given)
 
 
-def resume(run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None) -> Outcome:
+def resume(
+    run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None, allow_code: bool = False
+) -> Outcome:
     """Go on with an interrupted run, to the same end as if it had never been interrupted.
 
     A run that is over is shown once more, and nothing in its folder changes.
 
     Args:
         max_steps: the run's new length; one that is over goes on from its last checkpoint.
+        allow_code: code that lies in the run folder itself may be run.
     """
     folder = RunFolder.open(run_dir)
     config = load_run_config(folder).config
@@ -121,16 +128,17 @@ def resume(run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps:
     elif over is not None:
         return show_again(folder, config, over, view)
     try:
-        return _resume(run_dir, view, given, max_steps)
+        return _resume(run_dir, view, given, max_steps, allow_code=allow_code)
     except LearnerLostError as error:
         lost = error
-    times = load_run_config(RunFolder.open(run_dir)).config.runtime.max_restarts
-    return _revive(run_dir, lost, times, view=view, given=given, max_steps=max_steps)
+    times = read_run_config(RunFolder.open(run_dir)).config.runtime.max_restarts
+    return _revive(run_dir, lost, times, view=view, given=given, max_steps=max_steps, allow_code=allow_code)
 
 
 def _revive(
-    run_dir: Path, lost: LearnerLostError, times: int, *, view: View, given: FromPython, max_steps: int | None = None
-) -> Outcome:
+    run_dir: Path, lost: LearnerLostError, times: int, *, view: View, given: FromPython, max_steps: int | None = None,
+    allow_code: bool = False,
+) -> Outcome:  # fmt: skip
     """The learner's process died, not this one: what a person would type next, up to `times` times."""
     for left in range(times, 0, -1):
         view.warn(
@@ -138,7 +146,7 @@ def _revive(
             f"see {run_dir / 'logs'} for its last words",
         )
         try:
-            return _resume(run_dir, view, given, max_steps)
+            return _resume(run_dir, view, given, max_steps, allow_code=allow_code)
         except LearnerLostError as again:
             lost = again
     raise lost
@@ -151,13 +159,17 @@ def _unless_asked(lost: LearnerLostError, stop: StopSignals) -> LearnerLostError
     return lost
 
 
-def _resume(run_dir: Path, view: View, given: FromPython, max_steps: int | None = None) -> Outcome:
+def _resume(
+    run_dir: Path, view: View, given: FromPython, max_steps: int | None = None, *, allow_code: bool = False
+) -> Outcome:
     folder = RunFolder.open(run_dir)
     with StopSignals() as stop:
         lock = RunLock(folder.root)
         try:
             finish_extension(folder)
+            refuse_lost_journal(folder)
             loaded = load_run_config(folder)
+            refuse_code(folder, loaded.config, allow_code=allow_code)
             extension = plan_extension(folder, loaded, max_steps)
             loaded = loaded if extension is None else extension.loaded
             stop.limit_s = loaded.config.stop_timeout_s
@@ -185,6 +197,7 @@ def _live(
     pool = RewardPool(
         inputs.functions, workers=config.reward_workers, timeout_s=config.reward_timeout_s,
         memory_mb=config.reward_memory_mb, log_path=folder.logs / "rewards.log", forked=inputs.forked,
+        pass_env=config.pass_env, warn=view.warn,
     )  # fmt: skip
     shown = loaded.resolved.model_dump(mode="json")
     sinks = Sinks(config.report_to, folder.root, config.run_name, shown, view.warn)
@@ -228,6 +241,7 @@ def _start(around: Surroundings, *, resumed: bool, extension: Extension | None =
         from surefoot.runtime.ray_runtime import RayRuntime
 
         parts = build(config, around.loaded.base, around.inputs, around.pool, keeper.folder.logs)
+        around.later.callback(_warn_of_egress, keeper.folder.logs, view)  # called after the next one
         around.later.callback(parts.runtime.close)
         if isinstance(parts.runtime, RayRuntime):
             around.later.enter_context(around.lookout.asking(parts.runtime.status))
@@ -256,10 +270,18 @@ def _start(around: Surroundings, *, resumed: bool, extension: Extension | None =
 def _write_environment(around: Surroundings) -> None:
     """The machine, once; a resume on another one is told."""
     tasks, folder = around.inputs.task_set, around.keeper.folder
+    tools = around.inputs.tools
     record = environment_record() | {
         "tasks": tasks.name, **around.inputs.sources, "failpoints": switched_on(),
-        "unsafe_code": around.inputs.unsafe, "from_python": list(around.inputs.from_python),
+        "unsafe_code": around.inputs.unsafe, "sandbox": sandbox_facts(), "from_python": list(around.inputs.from_python),
+        "tool_servers": {} if tools is None else {server.name: server.containment for server in tools.startable},
     }  # fmt: skip
+    if words := weaker_words():
+        around.view.warn(f"the sandbox is weaker on this host: {words}", "its other walls stand; see docs/sandbox.md")
+    if tools is not None and tools.uncontained is not None:
+        around.view.warn(
+            tools.uncontained, "grant it what it needs with read, write and network instead (docs/agents.md)"
+        )
     if around.inputs.unsafe:
         around.view.warn(
             "model-written code runs WITHOUT a sandbox on this host (tools.allow_unsafe)", "use a host that has one"
@@ -268,6 +290,14 @@ def _write_environment(around: Surroundings) -> None:
         compare_machines(folder, record, around.view)
     else:
         folder.write_environment(record)
+
+
+def _warn_of_egress(logs: Path, view: View) -> None:
+    for server, attempts in attempts_of(logs).items():
+        view.warn(
+            f"tool server {printable(server)[:40]} tried to reach the network {attempts} times in this run: refused",
+            'look at what it wants there; "network": true in the servers file grants it',
+        )
 
 
 def _warn_of_tasks(parts: Parts, config: Config, view: View) -> None:

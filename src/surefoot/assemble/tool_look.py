@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from surefoot.envs.servers.server_child import refuse_without_walls
 from surefoot.envs.servers.server_command import refuse_missing_program
+from surefoot.envs.servers.server_views import refuse_bad_grants
 from surefoot.envs.toolkits import ToolRecipe
+from surefoot.errors import ModelError
 from surefoot.protocols import Toolkit, ToolSpec
 from surefoot.records import Task
 
@@ -44,11 +47,13 @@ class LookedAt:
 
 def look_at(recipe: ToolRecipe, *, start: bool) -> LookedAt:
     """Check what can be checked; a `ToolError` for what would certainly fail."""
-    if recipe.mode == "replay" and recipe.on_miss == "fail":
+    if recipe.never_starts:
         with opened(recipe) as toolkit:
             return LookedAt(tuple(toolkit.specs), True, ("the cassette",), ())
     for server in recipe.servers:
         refuse_missing_program(server)
+        refuse_bad_grants(server)
+        refuse_without_walls(server)
     if start:
         began = time.perf_counter()
         with opened(recipe) as toolkit:
@@ -68,10 +73,19 @@ def look_at(recipe: ToolRecipe, *, start: bool) -> LookedAt:
 
 
 @contextmanager
+def in_users_words() -> Iterator[None]:
+    """A template that does not show the stand-in shows no tools; nobody but us knows the stand-in's name."""
+    try:
+        yield
+    except ModelError as error:
+        told = error.what.replace(f"the tool {STAND_IN.name!r}", "tools")
+        raise ModelError(told, error.why, error.fix) from error
+
+
+@contextmanager
 def opened(recipe: ToolRecipe) -> Iterator[Toolkit]:
     """The run's tools, started, and ended with the block; a cassette is read, never written."""
-    replayed = recipe.mode == "replay" and recipe.on_miss == "fail"
-    toolkit = (recipe if replayed else replace(recipe, mode="live", cassette=None)).build(None)
+    toolkit = (recipe if recipe.never_starts else replace(recipe, mode="live", cassette=None)).build(None)
     try:
         yield toolkit
     finally:

@@ -81,6 +81,9 @@ def train(
     start_tools: Annotated[
         bool, typer.Option("--start-tools", help="With --dry-run: start the tool servers too and check their tools.")
     ] = False,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="With --resume: code that lies in RUN itself may be run.")
+    ] = False,
 ) -> None:
     """Train a model by CONFIG; without it, the built-in run: sums on two cores, about a minute.
 
@@ -89,9 +92,10 @@ def train(
     is made longer with --resume RUN max_steps=N.
     """
     if resume is not None:
-        sys.exit(guarded(partial(commands.resume, resume, [*(words or []), *(["--dry-run"] if dry_run else [])])))
-    if start_tools and not dry_run:
-        sys.exit(guarded(commands.refuse_start_tools))
+        told = [*(words or []), *(["--dry-run"] if dry_run else [])]
+        sys.exit(guarded(partial(commands.resume, resume, told, allow_code=allow_code)))
+    if (start_tools and not dry_run) or allow_code:
+        sys.exit(guarded(commands.refuse_allow_code if allow_code else commands.refuse_start_tools))
     action = partial(commands.plan, start_tools=start_tools) if dry_run else commands.train
     sys.exit(guarded(partial(action, words or [])))
 

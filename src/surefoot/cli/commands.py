@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,17 +30,17 @@ def train(words: Sequence[str]) -> int:
     return outcome.exit_code
 
 
-def resume(run: Path, words: Sequence[str]) -> int:
+def resume(run: Path, words: Sequence[str], *, allow_code: bool = False) -> int:
     """Go on with an interrupted run, or make one longer; the verdict's exit code."""
     max_steps = _new_length(words) if words else None
     from surefoot import assemble
-    from surefoot.assemble.resume import load_run_config
+    from surefoot.assemble.run_config import load_run_config
     from surefoot.store.run_folder import RunFolder
     from surefoot.tracking.console import open_view
 
     view = open_view(max_steps or load_run_config(RunFolder.open(run)).config.max_steps)
     try:
-        outcome = assemble.resume(run, view=view, max_steps=max_steps)
+        outcome = assemble.resume(run, view=view, max_steps=max_steps, allow_code=allow_code)
     finally:
         view.close()
     return outcome.exit_code
@@ -64,7 +66,7 @@ def plan(words: Sequence[str], *, start_tools: bool = False) -> int:
     loaded = _load(words)
     from surefoot.dry_run import dry_run
 
-    _print(dry_run(loaded, start_tools=start_tools))
+    _print(dry_run(loaded, start_tools=start_tools, tell=partial(print, file=sys.stderr, flush=True)))
     return 0
 
 
@@ -76,9 +78,17 @@ def refuse_start_tools() -> int:
     )  # fmt: skip
 
 
+def refuse_allow_code() -> int:
+    """`train --allow-code` without `--resume`."""
+    raise ConfigError(
+        "--allow-code goes with --resume", "it is about code that lies in a run folder", "leave it out"
+    )  # fmt: skip
+
+
 def evaluate(
-    target: str, wanted: tuple[Any, ...], *, checkpoint: str | None, url: str | None, output: EvalOutput
-) -> int:
+    target: str, wanted: tuple[Any, ...], *, checkpoint: str | None, url: str | None, output: EvalOutput,
+    allow_code: bool = False,
+) -> int:  # fmt: skip
     """Answer tasks with a run's weights or a model's, and print what was found; `wanted` makes an `Asked`."""
     from surefoot.assemble.evaluate import Asked
     from surefoot.assemble.evaluate import evaluate as evaluate_target
@@ -86,7 +96,7 @@ def evaluate(
 
     view = PlainView(0, sys.stderr) if output.as_json else open_view(0)
     try:
-        found = evaluate_target(target, checkpoint, view, url=url, asked=Asked(*wanted))
+        found = evaluate_target(target, checkpoint, view, url=url, asked=replace(Asked(*wanted), allow_code=allow_code))
     finally:
         view.close()
     output.show(found)

@@ -61,6 +61,7 @@ def evaluate(
         _File, typer.Option(metavar="FILE", help="Write the numbers as JSON, too.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Code that lies in RUN itself may be run.")] = False,
 ) -> None:
     """Answer tasks with the weights that RUN saved, or with MODEL's, and print accuracy, reward and pass@k.
 
@@ -72,7 +73,8 @@ def evaluate(
     """
     wanted = (tasks, metric, tuple(reward or ()), num_tasks, tuple(words or ()))
     output = EvalOutput(save, out, as_json)
-    sys.exit(guarded(partial(commands.evaluate, target, wanted, checkpoint=checkpoint, url=url, output=output)))
+    how = partial(commands.evaluate, checkpoint=checkpoint, url=url, output=output, allow_code=allow_code)
+    sys.exit(guarded(partial(how, target, wanted)))
 
 
 @dataclass(frozen=True)

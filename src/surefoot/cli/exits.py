@@ -4,7 +4,7 @@ returned            the command's own code (0, or the verdict's)
 SurefootError       what, why, fix on stderr; the error's code
 KeyboardInterrupt   75
 closed pipe         quiet, 0: the reader had enough
-disk trouble        74
+disk trouble        74, and so are rights that forbid something
 anything else       70: a bug of ours; the traceback goes to a file whose name is printed
 
 Whatever the outcome, secrets are hidden in what is said and in what is kept.
@@ -44,6 +44,9 @@ def guarded(action: Callable[[], int]) -> int:
     except OSError as error:
         if error.errno in _DISK:
             _say(f"StorageError: {error}\n  why: the disk refused a write\n  fix: free some space, then start again")
+            return IO
+        if isinstance(error, PermissionError):
+            _say(f"StorageError: {error}\n  why: the rights of a file or folder forbid it\n  fix: look at its mode")
             return IO
         return _bug(error)
     except Exception as error:  # noqa: BLE001 - converted with its reason, nothing is swallowed

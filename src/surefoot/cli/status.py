@@ -47,10 +47,11 @@ def _alive(run: Path) -> bool | None:
     """Whether the holder of the run's lock lives; None for one on another machine."""
     import os
 
+    from surefoot.plain_file import open_plain
     from surefoot.store.lock import LOCK, MAX_RECORD, Owner
 
     try:
-        with (run / LOCK).open("rb") as file:
+        with open_plain(run / LOCK) as file:
             owner, inode = Owner.read(file.read(MAX_RECORD)), os.fstat(file.fileno()).st_ino
     except OSError:  # no lock: nobody holds it
         return False

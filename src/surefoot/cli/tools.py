@@ -74,10 +74,16 @@ def _tools(words: Sequence[str], call: tuple[str, str] | None) -> int:
             _print(iter([f"call      {call[0]} {call[1]}: {answer.outcome} after {1000 * took:.0f} ms"]))
         codec = _codec(loaded, recipe, tuple(toolkit.specs))
         _print(_prompt(loaded, recipe, codec))
+        _print(_egress(toolkit))
     if call is None or answer is None:
         return 0
     _print(_answered(loaded, codec, call[0], answer))
     return 0 if answer.outcome == "ok" else 1
+
+
+def _egress(toolkit: Toolkit) -> Iterator[str]:
+    for name, attempts in getattr(toolkit, "denied", {}).items():
+        yield f"egress    {name} tried to reach the network {attempts} times, and was refused"
 
 
 def _loaded(words: Sequence[str]) -> LoadedConfig:
@@ -143,6 +149,7 @@ def _list(recipe: ToolRecipe, toolkit: Toolkit, took: float) -> Iterator[str]:
     for server in recipe.servers:
         asked = f"answered its probe {server.probe[0]}" if server.probe else "has no probe: no tool was called"
         yield f"server    {server.name}: {server.place} ({server.isolation}); {asked}"
+        yield f"          {server.containment}"
         if server.name in pins:
             yield f"          sha256 {pins[server.name]}"
     yield f"          started in {took:.1f}s"

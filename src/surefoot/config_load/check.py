@@ -57,15 +57,19 @@ class Draft:
             return self._add_to_set(path, value, place, earlier)
         name = ALIASES.get(path, path)
         if path in tables():
-            row = foreign.find(path)
+            row = foreign.answer(path, value)
             more = f"; {row.hint(typed=place == COMMAND_LINE)}" if row else ""
             self.problem(place, f"{path} = {_shown(value)}: must be a table, written as [{path}]{more}")
             return None
         if name not in all_keys():
-            self.problem(place, f"unknown key {path}; {hint(path, typed=place == COMMAND_LINE)}")
-            row = foreign.find(path)
-            self.suspects.update(nearest(path) if row is None else row.keys)
+            row = foreign.answer(path, value)
             self.from_trl |= row is not None and bool({"trl", "trl_trainer"} & row.owners(path))
+            if row is not None and row.verdict == "so":
+                self.notes.append(f"{path} = {_shown(value)} is so anyway: {row.say}")
+                return None
+            told = row.hint(typed=place == COMMAND_LINE) if row else hint(path)
+            self.problem(place, f"unknown key {path}; {told}")
+            self.suspects.update(nearest(path) if row is None else row.keys)
             return None
         if name in earlier:
             self.problem(place, f"{path} is given twice, also at {earlier[name]}; keep one")

@@ -25,7 +25,7 @@ MAX_NODES = 10_000
 MAX_DEPTH = 20
 WHY = "a run that is not the one you asked for is worse than no run"
 
-_TABLE = re.compile(r"^\s*\[\s*([A-Za-z0-9_.\- ]+?)\s*\]\s*(?:#.*)?$")
+_TABLE = re.compile(r"^\s*\[([A-Za-z0-9_.\-\s]+)\]\s*(?:#.*)?$")
 _KEY = re.compile(r"^\s*([A-Za-z0-9_-]+(?:\s*\.\s*[A-Za-z0-9_-]+)*)\s*=")
 _SURPRISING_INT = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*:.*)")
 
@@ -38,9 +38,13 @@ class Parsed:
     lines: dict[str, int] = field(default_factory=dict)
 
 
-def read_config_file(path: Path) -> Parsed:
-    """Read one TOML or YAML file; anything that is not plainly one table is a `ConfigError`."""
-    text = _read_text(path)
+def read_config_file(path: Path, data: bytes | None = None) -> Parsed:
+    """Read one TOML or YAML file; anything that is not plainly one table is a `ConfigError`.
+
+    Args:
+        data: its bytes, where somebody has read it already.
+    """
+    text = _read_text(path, data)
     try:
         return _parse_toml(path, text) if path.suffix == ".toml" else _parse_yaml(path, text)
     except RecursionError:
@@ -52,7 +56,7 @@ def parse_toml(text: str, name: str) -> Parsed:
     return _parse_toml(Path(name), text)
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, data: bytes | None) -> str:
     if path.suffix not in SUFFIXES:
         raise ConfigError(
             f"{path} does not end in {', '.join(SUFFIXES)}",
@@ -60,7 +64,7 @@ def _read_text(path: Path) -> str:
             f"rename it, or write overrides as KEY=VALUE ({path.name} has no =)",
         )
     try:
-        data = path.read_bytes()
+        data = path.read_bytes() if data is None else data
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist", WHY, _nearby(path)) from None
     except (OSError, ValueError) as error:
@@ -112,7 +116,7 @@ def _toml_lines(text: str) -> dict[str, int]:
         fences = line.count('"""') + line.count("'''")
         if not inside:
             if header := _TABLE.match(line):
-                prefix = header.group(1).replace(" ", "") + "."
+                prefix = re.sub(r"\s", "", header.group(1)) + "."
                 lines.setdefault(prefix[:-1], number)
             elif key := _KEY.match(line):
                 lines.setdefault(prefix + re.sub(r"\s", "", key.group(1)), number)

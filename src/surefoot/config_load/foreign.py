@@ -1,7 +1,8 @@
 """What other trainers call things: every name of `foreign.toml`, and what is said to whoever writes it.
 
 Owns       the rows (accepted, mapped, refused), values of theirs for keys of ours, and TRL's defaults that are not ours.
-Promises   a hint that says "use X, such as X=1" names something that loads; a known name is never answered with a
+Promises   a hint that says "use X, such as X=1" or "write X=1" names something that loads, and never the opposite of
+           what was asked; a value that asks for what is so anyway is accepted; a known name is never answered with a
            similar one.
 Never      reads the table before somebody needs it.
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +40,31 @@ OURS_TOO = frozenset(
 MANY = 6
 """So many of TRL's names, and no key that only somebody at home here would write, are taken for a config from there."""
 
-Verdict = Literal["accepted", "mapped", "refused"]
+Verdict = Literal["accepted", "mapped", "refused", "so"]
+"""`so` is the answer to a value that asks for what is so anyway: accepted, and told why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is said instead where a name has one of these values."""
+
+    values: tuple[Any, ...]
+    names: tuple[str, ...] = ()
+    """The names of the row that it is about; empty: all."""
+    write: tuple[str, ...] = ()
+    say: str = ""
+    so: bool = False
+    """Whether they ask for what is so anyway, whatever else the config says."""
+
+    def covers(self, path: str) -> bool:
+        """Whether it is about this name, or about one that ends like it."""
+        leaf = path.rpartition(".")[2]
+        return not self.names or path in self.names or leaf in {name.rpartition(".")[2] for name in self.names}
+
+    def takes(self, value: Any) -> bool:
+        """Whether `value` is one of its values; none and null are the same, and 1 is not true."""
+        given = _plain(value)
+        return any(given == _plain(each) and isinstance(given, bool) == isinstance(each, bool) for each in self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +80,12 @@ class Row:
     """The command that does it, where no key does."""
     say: str = ""
     """What to know about it, or why not."""
+    cases: tuple[Case, ...] = ()
+    """Values that get another answer."""
+    same: tuple[str, ...] = ()
+    """Names whose value is the value of the key in `write`."""
+    exact: bool = False
+    """Whether `write` does what was asked, rather than being an example."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -66,11 +97,27 @@ class Row:
         leaf = path.rpartition(".")[2]
         return {trainer for trainer, names in self.names.items() if path in names or leaf in names}
 
+    def at(self, path: str, value: Any) -> Row:
+        """The row as it answers this value of this name."""
+        for case in self.cases:
+            if case.covers(path) and case.takes(value):
+                return self._with(case)
+        if any(Case((), (name,)).covers(path) for name in self.same) and _loads(self.keys[0], value):
+            return replace(self, write=(f"{self.keys[0]}={_literal(value)}",), exact=True)
+        return self
+
+    def _with(self, case: Case) -> Row:
+        verdict: Verdict = "so" if case.so else "mapped" if case.write else "refused"
+        say = case.say or (self.say if case.so else "")
+        return replace(self, verdict=verdict, write=case.write, run="", say=say, exact=True)
+
     def hint(self, *, typed: bool = False) -> str:
         """The sentence after `unknown key NAME; `; with `typed`, what to write is quoted for a command line."""
-        if self.verdict == "refused":
+        if self.verdict in ("refused", "so"):
             return self.say
         instead = f"use `{self.run}`" if self.run else f"use {_and(self.keys)}, such as {self._example(typed)}"
+        if self.exact:
+            instead = f"write {self._example(typed)}"
         return f"{instead}; {self.say}" if self.say else instead
 
     def _example(self, typed: bool) -> str:
@@ -110,7 +157,29 @@ def rows() -> tuple[Row, ...]:
     for verdict in verdicts:
         for entry in _table()[verdict]:
             names = {trainer: tuple(entry[trainer]) for trainer in TRAINERS if trainer in entry}
-            found.append(Row(verdict, names, tuple(entry.get("write", ())), entry.get("run", ""), entry.get("say", "")))
+            cases = tuple(
+                Case(
+                    tuple(case["values"]),
+                    tuple(case.get("names", ())),
+                    tuple(case.get("write", ())),
+                    case.get("say", ""),
+                    case.get("so", False),
+                )
+                for case in entry.get("when", ())
+            )
+            same = entry.get("same", ())
+            every = tuple(dict.fromkeys(name for own in names.values() for name in own))
+            found.append(
+                Row(
+                    verdict,
+                    names,
+                    tuple(entry.get("write", ())),
+                    entry.get("run", ""),
+                    entry.get("say", ""),
+                    cases,
+                    every if same is True else tuple(same),
+                )
+            )
     return tuple(found)
 
 
@@ -160,6 +229,44 @@ def find(path: str) -> Row | None:
         if len(found) == 1:
             return next(iter(found.values()))
     return None
+
+
+def answer(path: str, value: Any) -> Row | None:
+    """The row of a name that is not ours, as it answers this value."""
+    row = find(path)
+    return row.at(path, value) if row else None
+
+
+def _plain(value: Any) -> Any:
+    """A value as cases are written: words of Python, YAML and JSON for nothing, true and false are one each."""
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, str):
+        word = value.strip().lower()
+        return {"null": "none", "false": False, "true": True}.get(word, word)
+    return value
+
+
+def _loads(key: str, value: Any) -> bool:
+    """Whether a config with this key and value is taken."""
+    from surefoot.config_load.check import Draft
+    from surefoot.errors import ConfigError
+
+    draft = Draft("a hint", {"model": "pebble", "tasks": "builtin:sums"})
+    draft.add(key, value, "", {})
+    try:
+        draft.build()
+    except ConfigError:
+        return False
+    return not draft.notes and value is not None
+
+
+def _literal(value: Any) -> str:
+    """As a user would write it: 1e-5, not 1e-05."""
+    from surefoot.config_load.dump import toml_value
+
+    text = toml_value(tuple(value) if isinstance(value, list) else value)
+    return text.replace("e-0", "e-") if isinstance(value, float) else text
 
 
 def _shared_end(one: list[str], other: list[str]) -> int:
@@ -246,10 +353,18 @@ def default_lines(explicit: Collection[str]) -> list[str]:
 
 
 def said(name: str, row: Row, *, typed: bool = False) -> str:
-    """What is said of one name; of an accepted one, under which key it is read."""
+    """What is said of one name, and of its values that get another answer; of an accepted one, under which key."""
     if row.verdict != "accepted":
-        return row.hint(typed=typed)
+        others = [case for case in row.cases if case.covers(name)]
+        return "; ".join([row.hint(typed=typed), *(_said_of(case, row, typed) for case in others)])
     return f"accepted as {ALIASES[name]}" if name in ALIASES else "accepted"
+
+
+def _said_of(case: Case, row: Row, typed: bool) -> str:
+    values = " or ".join(str(value).lower() for value in case.values)
+    if case.so:
+        return f"{values} is accepted, for it is so anyway"
+    return f"for {values}: {row._with(case).hint(typed=typed)}"
 
 
 def _and(words: Collection[str]) -> str:

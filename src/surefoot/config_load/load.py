@@ -60,14 +60,17 @@ class LoadedConfig:
         return _absolute(self.config, self.base)
 
 
-def load_config(path: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
+def load_config(path: Path | None, overrides: Sequence[str] = (), *, data: bytes | None = None) -> LoadedConfig:
     """Read `path` (None: the built-in config), apply `overrides`, check everything.
 
     Overrides are `a.b=value`, `--a.b value` or `--a-b=value`. Paths in the file are relative to the file;
     paths on the command line are relative to the current folder.
+
+    Args:
+        data: the file's bytes, where somebody has read it already.
     """
     draft = Draft(path.name if path else BUILTIN)
-    parsed = read_config_file(path) if path else _builtin()
+    parsed = read_config_file(path, data) if path else _builtin()
     _take_file(draft, parsed, (path or BUILTIN_FILE).name)
     written = set(draft.values) if path else set()
     written |= _take_overrides(draft, overrides, rebase=path is not None)
@@ -94,8 +97,8 @@ def config_from_values(values: Mapping[str, Any], *, source: str, base: Path) ->
 
 
 def _defaults(draft: Draft, written: set[str]) -> list[str]:
-    """Which defaults are not TRL's, for a config in TRL's words."""
-    return foreign.default_lines(written) if draft.from_trl or foreign.is_from_trl(written) else []
+    """Which defaults hold and are not TRL's, for a user who writes TRL's words; what the built-in config sets is none."""
+    return foreign.default_lines(draft.values) if draft.from_trl or foreign.is_from_trl(written) else []
 
 
 def _builtin() -> Parsed:

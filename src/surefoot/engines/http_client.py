@@ -1,8 +1,8 @@
 """JSON over HTTP to one server, within a deadline: asked again when that can help, refused when it cannot.
 
-Promises   a call ends by its deadline; 429, 5xx and broken connections are tried again with growing pauses; an answer
-           that is too long, no JSON, or a redirect is an error in the server's own words; the key is sent to this
-           server only, and shown to nobody.
+Promises   a call ends by its deadline, whatever the server drips; 429, 5xx and broken connections are tried again with
+           growing pauses; an answer that is too long, no JSON, or a redirect is an error in the server's own words;
+           the key is sent to this server only, and shown to nobody.
 Never      follows a redirect, uses a proxy, or keeps state between calls.
 
 Read next: `openai_engine.py`, who asks.
@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import ipaddress
 import json
 import os
-import socket
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from surefoot.addresses import holds_credentials, keeps_a_key
 from surefoot.errors import ConfigError, EngineError
+from surefoot.line_deadline import DeadlineConnection
 from surefoot.safe_text import printable
 
 KEY_VARIABLE = "SUREFOOT_ENGINE_API_KEY"
@@ -68,7 +67,7 @@ class HttpClient:
         self._https, self._host, self._port, self.prefix = _parts(url)
         self.url = url
         key = os.environ.get(KEY_VARIABLE, "")
-        if key and not self._https and not _is_loopback(self._host):
+        if key and not keeps_a_key(url):
             raise ConfigError(
                 f"{KEY_VARIABLE} is set, and {url} is neither https nor this machine",
                 "anybody on the way could read the key",
@@ -110,12 +109,11 @@ class HttpClient:
         return min(30.0, max(self.limits.pause_s * 2.0 ** (attempt - 1), asked))
 
     def _attempt(self, method: str, path: str, body: bytes | None, ends: float) -> Any:
-        connection = self._connect(max(0.001, ends - self._clock()))
+        connection = DeadlineConnection(self._host, self._port, ends, https=self._https, clock=self._clock)
         with contextlib.closing(connection):
             connection.request(method, path, body, self._headers)
-            line = connection.sock
             with contextlib.closing(connection.getresponse()) as response:
-                text = self._read(line, response, path, ends)
+                text = self._read(response, path)
         if response.status != 200:
             raise self._refused(method, path, response, text)
         if not text:
@@ -129,25 +127,10 @@ class HttpClient:
                 "check engine.url",
             ) from error
 
-    def _connect(self, timeout: float) -> http.client.HTTPConnection:
-        if self._https:
-            return http.client.HTTPSConnection(
-                self._host, self._port, timeout=timeout, context=ssl.create_default_context()
-            )
-        return http.client.HTTPConnection(self._host, self._port, timeout=timeout)
-
-    def _read(self, line: socket.socket, response: http.client.HTTPResponse, path: str, ends: float) -> bytes:
-        """The whole body; a server that drips it byte by byte does not outlive the deadline."""
+    def _read(self, response: http.client.HTTPResponse, path: str) -> bytes:
+        """The whole body; its deadline is the connection's."""
         parts, size = [], 0
-        while True:
-            left = ends - self._clock()
-            if left <= 0:
-                raise TimeoutError("the answer did not end in time")
-            if line.fileno() >= 0:  # closed once the last byte was read
-                line.settimeout(left)
-            part = response.read1(_CHUNK)
-            if not part:
-                break
+        while part := response.read1(_CHUNK):
             parts.append(part)
             size += len(part)
             if size > self.limits.max_bytes:
@@ -190,7 +173,7 @@ def _parts(url: str) -> tuple[bool, str, int | None, str]:
         raise ConfigError(
             f"engine.url = {url!r}: {error}", "it is no address", 'like "http://127.0.0.1:8000/v1"'
         ) from error
-    if split.username or split.password:
+    if holds_credentials(url):
         raise ConfigError(
             "engine.url holds a user name or password", "addresses are logged", f"put the key into {KEY_VARIABLE}"
         )
@@ -199,13 +182,6 @@ def _parts(url: str) -> tuple[bool, str, int | None, str]:
             f"engine.url = {url!r}", "it is no plain http or https address", 'like "http://127.0.0.1:8000/v1"'
         )
     return split.scheme == "https", split.hostname, port, split.path.rstrip("/")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _seconds(text: str | None) -> float:

@@ -18,7 +18,6 @@ Read next: `mcp_pool.py`, where connections come from; `mcp_servers.py`, how ser
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections import deque
@@ -35,11 +34,15 @@ from surefoot.envs.servers.mcp_servers import Limits, Server, ServerStatus
 from surefoot.envs.servers.mcp_session import Connection
 from surefoot.envs.servers.mcp_start import begin, indented
 from surefoot.envs.servers.mcp_toolbox import MCPToolbox, Tool
+from surefoot.envs.servers.server_child import refuse_without_walls
+from surefoot.envs.servers.server_views import refuse_bad_grants
 from surefoot.envs.servers.tool_schema import checker
 from surefoot.envs.servers.tool_text import readable
 from surefoot.errors import ToolError, ToolFailedError
+from surefoot.plain_file import APPEND, plain_descriptor
 from surefoot.protocols import ToolAnswer, ToolSpec
 from surefoot.records import Task
+from surefoot.tracking.egress import EgressLog
 
 __all__ = ["Limits", "MCPToolbox", "MCPToolkit", "Server", "ServerStatus", "check_servers"]
 _SLACK_S = 0.8
@@ -80,6 +83,7 @@ class MCPToolkit:
         self._slots: asyncio.Semaphore | None = None
         self._refused: ToolError | None = None
         self._closed = False
+        self._egress = EgressLog(log_dir)
 
     def _check_names(self, servers: Sequence[Server]) -> None:
         strangers = sorted(set(self._given_pins) - set(self.servers))
@@ -104,6 +108,9 @@ class MCPToolkit:
                 return
             if self._closed:
                 raise _closed()
+            for server in self.servers.values():
+                refuse_without_walls(server)
+                refuse_bad_grants(server)
             sdk()  # imported here: in the loop it would hold up everybody for a second
             self._thread = LoopThread("surefoot-mcp")
             try:
@@ -129,6 +136,7 @@ class MCPToolkit:
             ),
             return_exceptions=True,
         )
+        self._note_egress()
         for each in found:
             if isinstance(each, BaseException):
                 raise each
@@ -163,6 +171,15 @@ class MCPToolkit:
 
     async def _end_pools(self) -> None:
         await asyncio.gather(*(pool.close() for pool in self._pools.values()), return_exceptions=True)
+        self._note_egress(last=True)
+
+    def _note_egress(self, *, last: bool = False) -> None:
+        """Write down how often contained servers tried to reach the network; a full disk does not fail a rollout."""
+        for name, pool in self._pools.items():
+            try:
+                self._egress.note(name, pool.denied, last=last)
+            except OSError:
+                self.counts.add("log_not_written")
 
     # -- what a run asks ------------------------------------------------------------------------
     @property
@@ -185,6 +202,11 @@ class MCPToolkit:
         if self._closed:
             raise _closed()
         return MCPToolbox(self, rollout)
+
+    @property
+    def denied(self) -> dict[str, int]:
+        """Server name -> attempts to reach the network that its sandbox refused, for those that tried."""
+        return {name: pool.denied for name, pool in self._pools.items() if pool.denied}
 
     def tool(self, name: str) -> Tool | None:
         """The tool of this name, if the run has one."""
@@ -239,6 +261,7 @@ class MCPToolkit:
             return await self._try(box, tool, arguments, until, self.limits.restarts if tool.idempotent else 0)
         finally:
             self._slots.release()
+            self._note_egress()
 
     async def _try(
         self, box: MCPToolbox, tool: Tool, arguments: Mapping[str, Any], until: float, retries: int
@@ -294,7 +317,7 @@ class MCPToolkit:
             self.log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             path = self.log_dir / f"{server}.log"
             if not path.exists() or path.stat().st_size < _LOG_BYTES:
-                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as file:
+                with open(plain_descriptor(path, APPEND), "a", encoding="utf-8") as file:
                     file.write(text)
         except OSError:
             self.counts.add("log_not_written")

@@ -88,11 +88,12 @@ def parse_calls(text: str, form: str = TOOL_CALL) -> Parsed:
         return _bare(spoken.strip(), reasoning)
     items: list[Call | BadCall] = []
     rest: list[str] = []
-    place = 0
+    place = end = 0
     while (start := spoken.find(OPEN, place)) >= 0:
         rest.append(spoken[place:start])
         inside = start + len(OPEN)
-        end = spoken.find(CLOSE, inside)
+        if 0 <= end < inside:  # looked for once, not again for every call that stands before it
+            end = spoken.find(CLOSE, inside)
         again = spoken.find(OPEN, inside)
         if end < 0 or 0 <= again < end:
             place = again if again >= 0 else len(spoken)

@@ -48,6 +48,24 @@ class ToolRecipe:
     call_format: str = "auto"
     """How the policy writes calls, one of `tool_calls.FORMS`; "auto" until somebody has looked at the template."""
 
+    @property
+    def never_starts(self) -> bool:
+        """Whether everything is answered from a cassette."""
+        return self.mode == "replay" and self.on_miss == "fail"
+
+    @property
+    def startable(self) -> tuple[Server, ...]:
+        """The servers that a run with these tools starts."""
+        return () if self.never_starts else self.servers
+
+    @property
+    def uncontained(self) -> str | None:
+        """A sentence about servers that run with all our rights; None when there is none."""
+        free = [server.name for server in self.startable if server.command and not server.contained]
+        if not free:
+            return None
+        return f'tool server {", ".join(free)} runs WITHOUT a sandbox ("sandbox": false in the servers file)'
+
     def build(self, logs: Path | None = None) -> Toolkit:
         """Start what is needed, ready to be opened."""
         if self.mode == "live":
@@ -55,9 +73,8 @@ class ToolRecipe:
         from surefoot.envs.sources.cassette import CassetteToolkit
 
         assert self.cassette is not None, "config_rules ask for a cassette"
-        never = self.mode == "replay" and self.on_miss == "fail"
         return CassetteToolkit(
-            None if never else lambda: self._live(logs), self.cassette, mode=self.mode, miss=self.on_miss
+            None if self.never_starts else lambda: self._live(logs), self.cassette, mode=self.mode, miss=self.on_miss
         )
 
     def pinned(self, toolkit: Toolkit) -> ToolRecipe:

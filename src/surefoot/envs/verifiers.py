@@ -62,6 +62,7 @@ class MultiVerifier:
         verifiers: more kinds, name -> `verify(problem, answer)`; a name of ours is replaced.
         timeout_s: how long one answer may take.
         isolate: run verifiers in worker processes that can be killed. Without it a verifier that hangs, hangs you.
+        pass_env: names of variables that these processes may see besides the usual ones, such as a judge's key.
 
     Example:
         >>> with MultiVerifier() as verifier:
@@ -76,10 +77,11 @@ class MultiVerifier:
         verifiers: Mapping[str, Verifier] | None = None,
         timeout_s: float = 10.0,
         isolate: bool = True,
+        pass_env: Sequence[str] = (),
     ) -> None:
         added = dict(verifiers or {}) | ({} if judge is None else {"judge": judge})
         self.kinds: dict[str, Kind] = BUILT_IN | {name: Kind(verify) for name, verify in added.items()}
-        self.timeout_s, self.isolate = timeout_s, isolate
+        self.timeout_s, self.isolate, self.pass_env = timeout_s, isolate, tuple(pass_env)
         self.no_verdicts: Counter[tuple[str, str]] = Counter()
         """(kind, reason) -> how many answers got no verdict."""
         self.last_words: dict[str, str] = {}
@@ -176,7 +178,8 @@ class MultiVerifier:
         with self._one_at_a_time:
             if kind not in self._pools:
                 self.kinds[kind].prepare()
-                pool = RewardPool({kind: _rows(self.kinds[kind])}, workers=1, timeout_s=self.timeout_s)
+                function = {kind: _rows(self.kinds[kind])}
+                pool = RewardPool(function, workers=1, timeout_s=self.timeout_s, pass_env=self.pass_env)
                 self._pools[kind] = pool.start()
             return self._pools[kind]
 

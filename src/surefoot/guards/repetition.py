@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
-_SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)|[\n\u3002]")
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++(?=\s|$)|[\n\u3002]")
 _SPOKEN = re.compile(r"(?<!\S)[^\W\d_]{2,}(?=[,;:]?(?:\s|$))")
 """A word that stands by itself, as in speech; `walk(node.next)` has none."""
 _DATA = frozenset('{}[]|";<>\\/$&#@%`')

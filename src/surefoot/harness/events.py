@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import ConfigError, StateError
-from surefoot.harness.files import write_json
+from surefoot.harness.files import LONGEST, write_json
 from surefoot.harness.series import Metrics, Series
+from surefoot.plain_file import read_plain
 
 _HEADER = 12  # 8 bytes length, 4 bytes checksum of the length
 _FOOTER = 4  # checksum of the event
@@ -71,7 +72,7 @@ def event_files(path: Path) -> list[Path]:
     """Every event file at or below `path`, sorted by name."""
     if path.is_file():
         return [path]
-    return sorted(found for found in path.rglob("events.out.tfevents*") if found.is_file())
+    return sorted(each for each in path.rglob("events.out.tfevents*") if each.is_file() and not each.is_symlink())
 
 
 def read_events(path: Path) -> Events:
@@ -156,7 +157,7 @@ def _records(file: Path, notes: list[str]) -> Iterator[bytes]:
     """The framed events of one file; stops at a torn end, refuses damage in the middle."""
     checksum = _checksum()
     try:
-        data = file.read_bytes()
+        data = read_plain(file.resolve(), LONGEST)
     except OSError as error:
         raise _damaged(file, f"it cannot be read: {error.strerror}") from error
     at = 0

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import StateError
+from surefoot.plain_file import read_plain
+
+LONGEST = 1 << 30
+"""Bytes of evidence in one JSON file that are read at all."""
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
@@ -43,7 +47,7 @@ def make_unseen(folder: Path) -> Path:
 def read_json(path: Path) -> Any:
     """The value in a JSON file; unreadable, torn or not JSON is a `StateError`, never a default."""
     try:
-        return json.loads(path.read_bytes(), parse_constant=_no_constant)
+        return json.loads(read_plain(path, LONGEST), parse_constant=_no_constant)
     except OSError as error:
         raise StateError(
             f"{path} cannot be read: {error.strerror}", "it holds the evidence", "check the path"

@@ -1,6 +1,7 @@
 """What the harness asks of git: which commit, how dirty, where the root is.
 
-Promises   argv lists only, no pager, no prompt, English messages; a failing call is a `GitError` with git's own words.
+Promises   argv lists only, no pager, no prompt, English messages, nothing of the repository's own is run
+           (`git_calls.py`); a failing call is a `GitError` with git's own words.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from surefoot.errors import StateError
+from surefoot.git_calls import GitError, git_call
 
-
-class GitError(StateError):
-    """git said no; its own words are in the message."""
+__all__ = ["GitError", "dirty_hash", "git", "head", "is_dirty", "root_of", "run_git"]
 
 
 def git(folder: Path, *words: str, check: bool = True, env: Mapping[str, str] | None = None) -> str:
@@ -27,11 +26,11 @@ def run_git(
     folder: Path, *words: str, check: bool = True, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """One git command in `folder`; a non-zero exit is a `GitError` unless `check` is off."""
-    quiet = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_PAGER": "cat", "GIT_OPTIONAL_LOCKS": "0"}
+    command, settled = git_call(folder, *words)
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *words],  # noqa: S607 - git is found where the user's shell finds it
-            env={**os.environ, **quiet, **(env or {})},
+            command,
+            env={**settled, **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

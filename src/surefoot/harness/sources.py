@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import StateError
+from surefoot.harness.files import LONGEST
 from surefoot.harness.series import Metrics, Series, is_number
+from surefoot.plain_file import read_plain
 from surefoot.tracking.log import read_metrics
 
 STEP_KEYS = ("step", "global_step", "_step")
@@ -37,7 +39,9 @@ def load_metrics(path: Path | str) -> Metrics:
         StateError: nothing readable is there, or it holds no point at all.
     """
     path = Path(path)
-    metrics = _from_folder(path) if path.is_dir() else _from_file(path)
+    # A file that is named may be a link or a pipe, as its caller likes; one that is found in a folder may not.
+    named = not path.is_dir()
+    metrics = _from_file(path.resolve() if path.is_symlink() else path, named=True) if named else _from_folder(path)
     metrics.source = str(path)
     if not any(len(series) for series in metrics.values()):
         reasons = "; ".join(f"{name}: {why}" for name, why in list(metrics.odd.items())[:3])
@@ -66,15 +70,15 @@ def _checkpoint_number(path: Path) -> int:
     return int(number) if _STEP.fullmatch(number) else -1
 
 
-def _from_file(path: Path) -> Metrics:
+def _from_file(path: Path, *, named: bool = False) -> Metrics:
     if path.name.startswith("events.out.tfevents"):
         from surefoot.harness.events import read_events
 
         return read_events(path).metrics()
     if path.suffix == ".jsonl":
         ours = any((path.parent / name).is_file() for name in ("environment.json", "verdict.json"))
-        return _from_rows(path, _own_rows(path) if ours else _foreign_rows(path))
-    content = _json(path, _bytes(path))
+        return _from_rows(path, _own_rows(path) if ours else _foreign_rows(path, named))
+    content = _json(path, _bytes(path, named))
     if isinstance(content, dict) and isinstance(content.get("log_history"), list):
         return _from_rows(path, enumerate(content["log_history"], 1))
     if isinstance(content, list):
@@ -91,8 +95,8 @@ def _own_rows(path: Path) -> Iterable[tuple[int, Any]]:
     return enumerate(read_metrics(path), 1)
 
 
-def _foreign_rows(path: Path) -> Iterable[tuple[int, Any]]:
-    lines = _bytes(path).split(b"\n")
+def _foreign_rows(path: Path, named: bool) -> Iterable[tuple[int, Any]]:
+    lines = _bytes(path, named).split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -190,9 +194,9 @@ def _as_recorded(value: Any) -> Any:
 # -- reading ----------------------------------------------------------------------------
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path, named: bool) -> bytes:
     try:
-        return path.read_bytes()
+        return path.read_bytes() if named else read_plain(path, LONGEST)
     except OSError as error:
         raise _refused(path, f"cannot be read: {error.strerror}") from error
 

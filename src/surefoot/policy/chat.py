@@ -19,6 +19,7 @@ from typing import Any
 from surefoot.errors import ModelError, TaskError, ToolError
 from surefoot.policy.chat_replies import ReplyEncoder
 from surefoot.policy.template_limits import render_within_limits
+from surefoot.policy.template_process import Rendering
 from surefoot.policy.templates import fitting
 from surefoot.protocols import ToolSpec
 
@@ -166,7 +167,11 @@ class ChatCodec:
                 )
             ),
             given,
-        )
+            lambda: Rendering(
+                self._tokenizer.get_chat_template(None, shown or None), list(messages), shown or None,
+                generation_prompt, self._tokenizer.special_tokens_map,
+            ),
+        )  # fmt: skip
 
     def _refuse_forged_tokens(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """A text that spells one of the model's own tokens would become that token, and end or open turns."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from surefoot.plain_file import open_plain
 from surefoot.policy.census import Census
 from surefoot.policy.learner import GRPOLearner
 from surefoot.policy.tensor_file import Spec, check_fits, read_header, read_tensors
@@ -34,7 +35,7 @@ from surefoot.policy.training_state import (
     restore,
     weights_of,
 )
-from surefoot.store.manifest import Manifest, open_plain, parse_json, read_manifest, refusal, verify_folder
+from surefoot.store.manifest import Manifest, parse_json, read_manifest, refusal, verify_folder
 
 STATE_BYTES = 64 << 20
 SLACK = 256 << 20

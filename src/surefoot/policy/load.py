@@ -2,9 +2,9 @@
 
 Promises   a model that cannot be trained faithfully is refused by name before anything else
            happens: unknown architecture, tokenizer and model that disagree, remote code.
-Never      runs code found in a model folder.
+Never      runs code found in a model folder, reads a pickle, or lets a library's own error out.
 
-Read next: `chat.py`, messages to tokens; `forward.py`, scores out.
+Read next: `model_folder.py`, what is looked at first; `chat.py`, messages to tokens; `forward.py`, scores out.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
+from transformers.utils import cached_file
 from transformers.utils import logging as hf_logging
 
-from surefoot.errors import ConfigError, ModelError
+from surefoot.errors import ConfigError, ModelError, SurefootError
 from surefoot.policy.masters import split_precision
+from surefoot.policy.model_folder import check_index, check_model_config, check_model_folder, refuse_adapter
 from surefoot.policy.special_tokens import check_special_tokens
 from surefoot.protocols import DecoderSpec
 
@@ -64,17 +65,15 @@ def load_words(model: str, *, base: Path) -> Words:
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
     source, kwargs = _locate(model, base)
-    try:
+    with _refusing(model, source):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **kwargs)
-    except _UNREADABLE as error:
-        raise _does_not_load(model, source, error) from error
     declared: set[int] = set()
     if not kwargs:  # one GGUF file says nothing that its tokenizer does not
         for kind in (AutoConfig, GenerationConfig):
-            with contextlib.suppress(*_UNREADABLE):  # what cannot be read is refused with the weights
+            with contextlib.suppress(ModelError), _refusing(model, source):  # refused later, with the weights
                 found = kind.from_pretrained(source, **({"trust_remote_code": False} if kind is AutoConfig else {}))
                 ids = found.eos_token_id
-                declared |= set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+                declared |= {each for each in (ids if isinstance(ids, list) else [ids]) if isinstance(each, int)}
     own = tokenizer.eos_token_id
     return Words(tokenizer, frozenset(declared | (set() if own is None else {own})), len(tokenizer))
 
@@ -87,15 +86,35 @@ def chatml_words() -> Words:
     return Words(tokenizer, frozenset({tokenizer.eos_token_id}), len(tokenizer))
 
 
-_UNREADABLE = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
+@contextlib.contextmanager
+def _refusing(model: str, source: str) -> Iterator[None]:
+    """Inside this a stranger's files are read by a library: whatever they make it raise is a refusal of the model."""
+    try:
+        yield
+    except (SurefootError, MemoryError):
+        raise
+    except Exception as error:
+        raise _does_not_load(model, source, error) from error
 
 
 def _does_not_load(model: str, source: str, error: Exception) -> ModelError:
+    if any(kind.__name__ == "PickleError" for kind in type(error).__mro__):  # torch's own words advise to run it
+        return ModelError(
+            f"model {model!r} does not load: its weights are a pickle",
+            f"a pickle is a program, and a model is data; tried {source}",
+            "save the model again as safetensors, with save_pretrained",
+        )
     return ModelError(
-        f"model {model!r} does not load: {' '.join(str(error).split())[:300]}",
+        f"model {model!r} does not load: {_words(error)}",
         f"tried {source}",
         "give a folder with config.json, tokenizer.json and safetensors weights, or a hub name you can reach",
     )
+
+
+def _words(error: Exception) -> str:
+    said = " ".join(str(error).split())[:300]
+    tells = isinstance(error, OSError | ValueError | ImportError | RuntimeError)
+    return said if tells else f"{type(error).__name__}: {said}"
 
 
 def resolve_device(name: str) -> str:
@@ -124,7 +143,7 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str, words: Words
     hf_logging.disable_progress_bar()
     torch_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     source, kwargs = _locate(model, base)
-    try:
+    with _refusing(model, source):
         # False and not left out: left out, transformers asks on the terminal whether to run a folder's code.
         tokenizer = (
             AutoTokenizer.from_pretrained(source, trust_remote_code=False, **kwargs)
@@ -136,12 +155,10 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str, words: Words
                 source, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True,
                 trust_remote_code=False, **kwargs, **({} if kwargs else _SAFE),
             )  # fmt: skip
-    except _UNREADABLE as error:
-        raise _does_not_load(model, source, error) from error
-    spec = decoder_spec(net)
-    _refuse_invented_weights(model, found)
-    _forget_quantisation(net)
-    stop_ids = check_special_tokens(model, net, tokenizer)
+        spec = decoder_spec(net)
+        _refuse_invented_weights(model, found)
+        _forget_quantisation(net)
+        stop_ids = check_special_tokens(model, net, tokenizer)
     net.to(resolve_device(device)).eval()  # eval: dropout while scoring would make the ratio noise
     masters = split_precision(net, torch_dtype)
     for parameter in net.parameters():
@@ -177,69 +194,34 @@ def _locate(model: str, base: Path) -> tuple[str, dict[str, str]]:
         return _locate_smollm2()
     folder = (base / model).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"{folder} has no config.json", "it is not a model folder", "point model at a saved model")
-        _check_folder_config(folder / "config.json")
-        for index in folder.glob("*.index.json"):
-            _check_index(index)
+        check_model_folder(folder)
         return str(folder), {}
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ModelError(
             f"model folder {folder} does not exist", "nothing to train", "check the path (relative to the config)"
         )
+    _check_hub_model(model)
     return model, {}
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object of a model folder; anything else is refused by name."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read: {error}", "it describes the model", "restore it") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} is not a JSON object", "it describes the model", "restore it")
-    return value
+def _check_hub_model(model: str) -> None:
+    """What a folder is refused for, of a hub name: the files that say so are fetched, or found in the cache."""
+    looks = {
+        "config.json": check_model_config, "adapter_config.json": refuse_adapter,
+        "model.safetensors.index.json": check_index,
+    }  # fmt: skip
+    for name, look in looks.items():
+        with _refusing(model, model):
+            found = cached_file(model, name, **_IF_THERE)
+        if found is not None:
+            look(Path(found))
 
 
-def _check_index(path: Path) -> None:
-    """A list of weight files may name safetensors files beside it, and nothing else: other formats are pickles."""
-    named = _read_object(path).get("weight_map")
-    files = sorted(map(str, named.values())) if isinstance(named, dict) else ["no weight_map"]
-    strange = [file for file in files if not file.endswith(".safetensors") or Path(file).name != file]
-    if strange:
-        raise ModelError(
-            f"{path} names {strange[0]!r} as a file of weights",
-            "weights are read from safetensors files of the model's own folder",
-            "save the model again with save_pretrained",
-        )
-
-
-def _check_folder_config(path: Path) -> None:
-    config = _read_object(path)
-    if "auto_map" in config:
-        raise ModelError(
-            f"{path} names remote code (auto_map)",
-            "a model folder is data; code in it would run with your rights",
-            "use a model whose architecture transformers knows",
-        )
-    absurd = {name: config[name] for name, most in _LARGEST.items() if _exceeds(config.get(name), most)}
-    if absurd:
-        raise ModelError(
-            f"{path} says {absurd}; the largest believed is {_LARGEST}",
-            "the model is built from these numbers before its weights are looked at",
-            "restore the config.json that belongs to the weights",
-        )
-
-
-_LARGEST = {
-    "num_hidden_layers": 2**10, "hidden_size": 2**18, "intermediate_size": 2**20, "vocab_size": 2**24,
-    "num_attention_heads": 2**12, "num_key_value_heads": 2**12, "head_dim": 2**14, "max_position_embeddings": 2**28,
+_IF_THERE = {
+    "_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False,
+    "_raise_exceptions_for_gated_repo": False,
 }  # fmt: skip
-"""Generous limits on what a config.json may ask to be built."""
-
-
-def _exceeds(value: object, most: int) -> bool:
-    return isinstance(value, int | float) and not 0 <= value <= most
+"""An absent file is no error here: whatever is needed and absent is missed when the model is loaded."""
 
 
 def _locate_smollm2() -> tuple[str, dict[str, str]]:

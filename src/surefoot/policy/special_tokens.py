@@ -19,7 +19,8 @@ def check_special_tokens(name: str, net: Any, tokenizer: Any) -> frozenset[int]:
     rows = net.get_input_embeddings().weight.shape[0]
     _check_size(name, rows, tokenizer)
     generation = getattr(net, "generation_config", None)
-    declared = _ids(getattr(net.config, "eos_token_id", None)) | _ids(getattr(generation, "eos_token_id", None))
+    said = [getattr(each, "eos_token_id", None) for each in (net.config, generation)]
+    declared = frozenset(number for value in said for number in _ids(name, value))
     own = tokenizer.eos_token_id
     if own is None or not declared:
         raise ModelError(
@@ -57,7 +58,11 @@ def _check_size(name: str, rows: int, tokenizer: Any) -> None:
         )
 
 
-def _ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset([value] if isinstance(value, int) else value)
+def _ids(name: str, value: Any) -> list[int]:
+    """One id or several, as configs have them; anything else is refused."""
+    ids = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+    if any(type(each) is not int for each in ids):
+        raise ModelError(
+            f"model {name!r}: eos_token_id is {str(value)[:80]!r}", "an end token has a number", "fix config.json"
+        )
+    return ids

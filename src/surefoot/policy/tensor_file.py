@@ -23,7 +23,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from surefoot.store.manifest import Entry, open_plain, parse_json, refusal
+from surefoot.plain_file import open_plain
+from surefoot.store.manifest import Entry, parse_json, refusal
 
 HEADER_BYTES = 16 << 20
 BLOCK = 4 << 20

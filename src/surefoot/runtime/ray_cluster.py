@@ -2,12 +2,15 @@
 
 Owns       the random token, mark, namespace and temporary folder of a private cluster, and its end.
 Promises   never attaches to whatever happens to run (RAY_ADDRESS is not looked at); a client without the token is
-           refused; the folder is readable by its owner only; after `close`, and after any death of the driver, no
-           process, folder or shared memory of the cluster is left. A cluster that is given by address is joined only
-           with a token from the environment, and is left standing.
+           refused; everything that listens does so on 127.0.0.1; the folder is readable by its owner only; after
+           `close`, and after any death of the driver, no process, folder or shared memory of the cluster is left. A
+           cluster that is given by address is joined only with a token from the environment, and is left standing. The
+           processes see a list of variables, not ours.
 Never      starts the dashboard, sends usage statistics, or prints other processes' output.
 
-Ray listens on all interfaces even when it is told 127.0.0.1; what keeps strangers out is the token.
+Told 127.0.0.1, Ray takes the host's own address instead and listens on all interfaces, on a host that has one (measured
+with 2.60, in a network namespace with and without such an address). It is kept from that here (`_on_loopback`). A
+cluster that is joined by address listens wherever its owner let it; what keeps strangers out there is the token.
 
 Read next: `reaper.py`, the end; `ray_actors.py`, who lives there.
 """
@@ -25,12 +28,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from surefoot.child_environment import inherited
 from surefoot.errors import ConfigError, FleetError, SecurityError, StateError
 from surefoot.runtime.reaper import MARK, READY
+from surefoot.safe_text import remember
 
 _REAPER = Path(__file__).with_name("reaper.py")
 _PREFIX = "sf-ray-"
@@ -38,6 +44,7 @@ _LONGEST_FOLDER = 24
 """Ray puts about 75 characters behind it, and a socket's name ends at 107."""
 _OBJECT_STORE = 128 * 2**20
 _GOODBYE_S = 20.0
+LOOPBACK = "127.0.0.1"
 _TOKEN, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_MODE"
 _process_token: str | None = None
 """Ray reads the token once per process, so every private cluster of this process has the same."""
@@ -76,10 +83,11 @@ class Cluster:
             self._reaper = _start_reaper(self.mark, self.folder)
             with _environment({MARK: self.mark, _MODE: "token", _TOKEN: _token()}):
                 self._init(
-                    address="local", _temp_dir=str(self.folder / "r"), object_store_memory=_OBJECT_STORE,
-                    num_cpus=max(os.cpu_count() or 1, processes), include_dashboard=False,
-                    _node_ip_address="127.0.0.1",
+                    around=_on_loopback, address="local", _temp_dir=str(self.folder / "r"),
+                    object_store_memory=_OBJECT_STORE, num_cpus=max(os.cpu_count() or 1, processes),
+                    include_dashboard=False, _node_ip_address=LOOPBACK,
                 )  # fmt: skip
+                _refuse_other_address()
         except BaseException:
             self.close()
             raise
@@ -94,9 +102,9 @@ class Cluster:
         with _environment({}):
             self._init(address=address)
 
-    def _init(self, **how: Any) -> None:
+    def _init(self, around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext, **how: Any) -> None:
         try:
-            with _signals_as_they_were():
+            with _signals_as_they_were(), around():
                 _ray_init(namespace=self.namespace, **how)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
             where = "a private Ray cluster could not be started" if self.is_private else f"no way into {self.address}"
@@ -124,6 +132,31 @@ def _ray_init(**how: Any) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)
     _hold_ray_back()
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **how)
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Ray replaces a loopback address by the host's own, so that others can join; nobody is to join this one."""
+    from ray._private import services
+
+    former = getattr(services, "resolve_ip_for_localhost", None)
+    services.resolve_ip_for_localhost = lambda host: host
+    try:
+        yield
+    finally:
+        services.resolve_ip_for_localhost = former
+
+
+def _refuse_other_address() -> None:
+    import ray
+
+    taken = ray.util.get_node_ip_address()
+    if taken != LOOPBACK:
+        raise SecurityError(
+            f"the private Ray cluster took {taken} for its address, not {LOOPBACK}",
+            "it then listens on every interface of this host",
+            f"use a version of Ray that is tested here (constraints.txt); this is {ray.__version__}",
+        )
 
 
 @contextlib.contextmanager
@@ -189,8 +222,14 @@ def _token() -> str:
 
 @contextlib.contextmanager
 def _environment(entries: Mapping[str, str]) -> Iterator[None]:
-    """What Ray and its processes see; afterwards only the token is left, which Ray may want to read again."""
-    wanted = {
+    """What Ray and its processes see: the list of `child_environment`, and these; afterwards all is as it was.
+
+    What a config passes on by name is not here: `ProcessRecipe` brings it, to the processes that run our code.
+    """
+    remember(os.environ)  # other threads may print meanwhile
+    kept = inherited(name for name in (_TOKEN, _MODE) if name in os.environ)
+    wanted: dict[str, str | None] = {name: None for name in os.environ if name not in kept}
+    wanted |= {
         "RAY_ADDRESS": None, "RAY_NAMESPACE": None, "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "PYTHONFAULTHANDLER": None, **entries,
     }  # fmt: skip

@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from surefoot.child_environment import withheld
 from surefoot.config_tables import RuntimeConfig
 from surefoot.protocols import Environment
 from surefoot.runtime.fleet import Fleet
@@ -42,17 +43,21 @@ class RaySite:
         logs: folder for the processes' logs, on a disk that all machines see.
         threads: torch threads of each process, whatever Ray sets.
         deterministic: only kernels whose results repeat bit by bit.
+        pass_env: names of variables that the processes get besides the usual ones.
     """
 
     def __init__(
-        self, keys: RuntimeConfig, *, logs: Path, threads: int, deterministic: bool, rollout_timeout_s: float
-    ) -> None:
+        self, keys: RuntimeConfig, *, logs: Path, threads: int, deterministic: bool, rollout_timeout_s: float,
+        pass_env: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.keys = keys
         self.limits = Limits(
             start_timeout_s=keys.start_timeout_s, max_restarts=keys.max_restarts,
             restart_timeout_s=keys.restart_timeout_s, rollout_timeout_s=rollout_timeout_s,
         )  # fmt: skip
-        self.process = ProcessRecipe(logs.absolute(), threads, deterministic)
+        self.process = ProcessRecipe(logs.absolute(), threads, deterministic, withheld=withheld(pass_env)).also(
+            pass_env
+        )
         self.learner: RemoteLearner | None = None
         self.fleet: Fleet | None = None
         self.cluster = Cluster(keys.address, processes=1 + keys.engines + keys.workers)

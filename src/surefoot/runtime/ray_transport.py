@@ -186,7 +186,9 @@ class RayTransport:
         return log_end(self.process.log(name))
 
     def _member(self, kind: type[Any], name: str, host: type[Host], recipe: Any, *, num_gpus: float) -> Any:
-        handle = actor(host, num_gpus=num_gpus, spread=self.spread).remote(name, self.process, recipe)
+        handle = actor(host, num_gpus=num_gpus, spread=self.spread).remote(
+            name, self.process.also(getattr(recipe, "variables", ())), recipe
+        )
         return kind(name, handle, self.process.log(name))
 
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from surefoot.child_environment import missed, missing_words, narrow
+from surefoot.errors import RewardError
+from surefoot.plain_file import APPEND, plain_descriptor
 from surefoot.protocols import Codec, DecoderSpec, ServingEngine
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from surefoot.policy.learner import GRPOLearner, LearnerSettings
     from surefoot.policy.load import Policy
 
+RAY_OWN = ("RAY_AUTH_TOKEN",)
+"""Secrets that a process of a cluster needs to talk to the others; reward and tool processes do not get them."""
 _REWARD_FILE = "surefoot_reward_"
 
 
@@ -41,16 +46,26 @@ class ProcessRecipe:
     """Torch threads: part of the result, so the same in every process, whatever Ray sets."""
     deterministic: bool
     """Only kernels whose results repeat bit by bit."""
+    passed: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables that the config names, with the driver's values: a cluster elsewhere has others, or none."""
+
+    withheld: tuple[str, ...] = ()
+    """Names of the driver's variables that nobody passed on: whoever asks for one is told."""
+
+    def also(self, names: Iterable[str]) -> ProcessRecipe:
+        """With these variables too, where the driver has them."""
+        return replace(self, passed={**self.passed, **{name: os.environ[name] for name in names if name in os.environ}})
 
     def log(self, name: str) -> Path:
         """`logs/engine-0.log` of `engine 0`."""
         return self.logs / f"{name.replace(' ', '-')}.log"
 
     def enter(self, name: str) -> None:
-        """Send what is printed to the log, and crashes with it; first thing in the process."""
+        """Narrow the environment, send what is printed to the log, and crashes with it; first thing in the process."""
+        os.environ.update(self.passed)
+        narrow([*self.passed, *RAY_OWN], self.withheld)
         self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        descriptor = os.open(self.log(name), flags, 0o600)
+        descriptor = plain_descriptor(self.log(name), APPEND)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os.dup2(descriptor, 1)
@@ -142,6 +157,14 @@ class WorkerRecipe:
     """Columns that have no form as data, by task; Ray brings them here, and a fork to the reward workers."""
     rules: GradingRules | None = None
     """What becomes of loops, and how long the run is."""
+    pass_env: tuple[str, ...] = ()
+    """Variables that reward functions may see beside the usual ones; the process has them."""
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of variables with the tokens of tool servers: the process sends them, its children never see them."""
+        servers = () if self.tools is None else self.tools.servers
+        return tuple(server.token_env for server in servers if server.token_env is not None)
 
     def pool(self, log: Path) -> RewardPool:
         """Forked at once, before torch is imported."""
@@ -150,10 +173,10 @@ class WorkerRecipe:
 
         if self.unsafe:
             permit_unsafe()
-        functions = {name: _loaded(function) for name, function in self.functions.items()}
+        functions = _all_loaded(self.functions)
         pool = RewardPool(
             functions, workers=self.reward_workers, timeout_s=self.reward_timeout_s, memory_mb=self.reward_memory_mb,
-            log_path=log, forked=self.forked,
+            log_path=log, forked=self.forked, pass_env=self.pass_env, warn=_say,
         )  # fmt: skip
         return pool.start()
 
@@ -180,6 +203,23 @@ class WorkerRecipe:
 def portable(functions: Mapping[str, RewardFunction]) -> dict[str, Any]:
     """Reward functions in a form that another process can use; those of reward files by file and name."""
     return {name: _found_again(function) for name, function in functions.items()}
+
+
+def _all_loaded(functions: Mapping[str, Any]) -> dict[str, Any]:
+    """The functions; a file that cannot be imported here for want of a variable says which."""
+    missed()
+    try:
+        return {name: _loaded(function) for name, function in functions.items()}
+    except RewardError as error:
+        if not (names := missed()):
+            raise
+        what, fix = missing_words(names)
+        raise RewardError(error.what, f"{error.why}; {what}", fix) from error
+
+
+def _say(what: str, fix: str) -> None:
+    """Into the log of this process: the terminal is elsewhere."""
+    print(f"warning: {what}\n  remedy: {fix}")
 
 
 def _loaded(function: Any) -> Any:

@@ -24,8 +24,10 @@ from pathlib import Path
 from types import TracebackType
 
 from surefoot import pulse
+from surefoot.child_environment import inherited
 from surefoot.envs.rewards.process_tree import adopt_orphans, end_all_children
 from surefoot.errors import ConfigError, MemoryLimitError, StalledError, StorageError
+from surefoot.plain_file import APPEND
 from surefoot.stopping import say_without_waiting
 
 STACKS = signal.SIGUSR2
@@ -115,7 +117,7 @@ class Watchdog:
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        return os.open(path, APPEND, 0o600)  # a pipe that nobody reads is refused, not waited for
     except OSError as error:
         raise StorageError(
             f"the watchdog cannot open {path}: {error.strerror}",
@@ -130,8 +132,9 @@ def _start_guardian(timeout_s: float, dump: int) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid()), repr(limit_s)]
     try:
         child = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=dump, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0
-        )
+            argv, stdin=subprocess.PIPE, stdout=dump, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0,
+            env=inherited(),
+        )  # fmt: skip
     except OSError as error:
         raise MemoryLimitError(
             f"the watchdog's helper process cannot be started: {error.strerror}",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from surefoot.errors import StateError, StorageError
+from surefoot.plain_file import descriptor_to_replace
 from surefoot.store.failpoints import failpoint
 from surefoot.store.manifest import MANIFEST, Entry, manifest_text
 
@@ -50,8 +51,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """A new file of text lines, 0600. Not synced: for what may be lost with the last second of a crash."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with os.fdopen(descriptor_to_replace(path), "w", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in lines)
     except OSError as error:
         raise storage_error(path, error) from error

@@ -8,15 +8,20 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from surefoot import __version__
+from surefoot.child_environment import inherited
 from surefoot.config import Config
 from surefoot.config_load import dump_toml
 from surefoot.errors import StateError
-from surefoot.safe_text import redact_values
+from surefoot.git_calls import GitError, OwnPrograms, git_call, own_programs
+from surefoot.safe_text import is_secret_name, redact_values
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "numpy", "reasoning-gym")
 _HIDDEN_NOTE = "# credentials are hidden in: "
@@ -51,9 +56,9 @@ def environment_record(*, torch: bool = False, cwd: Path | None = None) -> dict[
 
 def config_text(config: Config) -> str:
     """The config as a run folder keeps it: every key as TOML, credentials hidden, and a first line that says so."""
-    hidden = _hidden(config)
+    shown, hidden = _without_credentials(config)
     note = f"{_HIDDEN_NOTE}{', '.join(hidden)}\n" if hidden else ""
-    return note + dump_toml(config.model_copy(update=hidden))
+    return note + dump_toml(shown)
 
 
 def refuse_hidden(text: str) -> None:
@@ -67,11 +72,29 @@ def refuse_hidden(text: str) -> None:
         )
 
 
-def _hidden(config: Config) -> dict[str, Any]:
-    """Keys whose text holds a credential, and what may be kept of it."""
-    texts = {name: value for name, value in config if isinstance(value, str | tuple)}
-    shown = {name: redact_values(value) for name, value in texts.items()}
-    return {name: value for name, value in shown.items() if value != texts[name]}
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _without_credentials(table: Model, prefix: str = "") -> tuple[Model, list[str]]:
+    """What may be kept of a config or of one table in it, and the dotted keys whose text held a credential."""
+    changed: dict[str, Any] = {}
+    hidden: list[str] = []
+    for name, value in table:
+        changed[name], found = _kept(value, prefix + name)
+        hidden += found
+    return (table.model_copy(update=changed), hidden) if hidden else (table, [])
+
+
+def _kept(value: Any, key: str) -> tuple[Any, list[str]]:
+    if isinstance(value, BaseModel):
+        return _without_credentials(value, f"{key}.")
+    if isinstance(value, Mapping) and any(isinstance(each, BaseModel) for each in value.values()):
+        parts = {name: _kept(each, f"{key}.{name}") for name, each in value.items()}
+        return {name: kept for name, (kept, _) in parts.items()}, [
+            each for _, found in parts.values() for each in found
+        ]
+    shown = redact_values(value)
+    return shown, [key] if shown != value else []
 
 
 def _torch_facts(ask: bool) -> dict[str, Any]:
@@ -116,16 +139,33 @@ def _memory_by_pages() -> tuple[float | None, float | None]:
 
 
 def _git(cwd: Path) -> dict[str, Any]:
-    """Commit and whether files differ from it; null outside a checkout or without git."""
-    commit = _git_says(cwd, "rev-parse", "HEAD")
-    status = _git_says(cwd, "status", "--porcelain", "--untracked-files=no") if commit else None
-    return {"commit": commit, "dirty": None if status is None else bool(status)}
+    """Commit and whether files differ from it; null outside a checkout, without git, and where git cannot tell."""
+    commit = _git_says(cwd, None, "rev-parse", "HEAD")
+    return {"commit": commit, "dirty": _is_dirty(cwd) if commit else None}
 
 
-def _git_says(cwd: Path, *words: str) -> str | None:
-    command = ["git", "-C", str(cwd), *words]
+def _is_dirty(cwd: Path) -> bool | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        own = own_programs(cwd)
+    except GitError:
+        return None
+    status = _git_says(cwd, own, "status", "--porcelain", "--untracked-files=no")
+    if status is None or (status and own.filters):
+        return None  # a file that goes through a filter, which we do not run, looks changed when it is not
+    return bool(status)
+
+
+def _git_says(cwd: Path, own: OwnPrograms | None, *words: str) -> str | None:
+    try:
+        command, env = git_call(cwd, *words, own=own)
+        done = subprocess.run(
+            command, env=_for_git(env), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired, GitError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _for_git(environ: Mapping[str, str]) -> dict[str, str]:
+    """Git reads its own settings; should something be started all the same, it is not to find our secrets."""
+    return inherited((name for name in environ if name.startswith("GIT_") and not is_secret_name(name)), environ)

@@ -35,14 +35,21 @@ def confirm(journal: Journal, name: str, facts: Mapping[str, Any]) -> bool:
     Args:
         name: which set of facts, such as "inputs": each is told once in the life of a run.
     """
+    if compare(journal, name, facts):
+        return False
+    journal.append({"event": PREFIX + name, **facts})
+    return True
+
+
+def compare(journal: Journal, name: str, facts: Mapping[str, Any]) -> bool:
+    """Whether these facts are those that were told under this name; False when none were, a `StateError` for others."""
     event = PREFIX + name
     known = [e.record for e in journal.records() if e.record.get("event") in (event, EXTENDED)]
     told = next((record for record in known if record["event"] == event), None)
     if told is not None:  # the config of an extension takes the place of the one before
         told = told | {key: record[key] for record in known for key in facts if key in record}
     if told is None:
-        journal.append({"event": event, **facts})
-        return True
+        return False
     for key, value in facts.items():
         if told.get(key) != value:
             raise StateError(
@@ -51,7 +58,7 @@ def confirm(journal: Journal, name: str, facts: Mapping[str, Any]) -> bool:
                 "going on would train one run on two different things",
                 "bring back what the run began with, or start a new run from one of its checkpoints (model=...)",
             )
-    return False
+    return True
 
 
 def told(journal: Journal, name: str) -> dict[str, Any] | None:

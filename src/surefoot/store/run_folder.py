@@ -22,6 +22,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,8 @@ from typing import Any
 
 from surefoot.config import Config
 from surefoot.config_load.check import RUN_NAME
-from surefoot.errors import ConfigError, StateError
+from surefoot.errors import ConfigError, SecurityError, StateError
+from surefoot.plain_file import linked, read_plain
 from surefoot.records import Verdict
 from surefoot.safe_text import printable, redact_values
 from surefoot.store.durable import atomic_write, commit_folder, storage_error, sync_folder, write_json
@@ -48,6 +50,9 @@ FILES = (
     "lock",
 )
 TEMPORARY = re.compile(r"\.[a-z_.]+\.[0-9]+\.tmp")
+CONFIG_BYTES = 1_000_000
+RECORD_BYTES = 16_000_000
+"""Longest config.toml, and longest verdict.json or environment.json, that is read."""
 START_MODEL = "start_model"
 FOLDERS = ("logs", "rollouts", "checkpoints", "journal", "tensorboard", "wandb", START_MODEL, f".{START_MODEL}.tmp")
 
@@ -80,6 +85,8 @@ class RunFolder:
             if output_dir is None:
                 root = _free_name(root)
             made = _make_folders(root)
+            if root not in made:
+                _narrow(root)
             (root / "logs").mkdir(mode=0o700)  # the claim: of two runs that start at once, one fails here
             for folder in ("rollouts", "checkpoints", "journal"):
                 (root / folder).mkdir(mode=0o700)
@@ -104,18 +111,26 @@ class RunFolder:
         try:
             if root.exists() and (not root.is_dir() or any(root.iterdir())):
                 raise _already_used(root)
+            if root.exists():
+                _refuse_shared(root)
         except OSError as error:
             raise storage_error(root, error) from error
         return root
 
     @classmethod
     def open(cls, root: Path) -> RunFolder:
-        """An existing run; anything else is a `StateError`."""
+        """An existing run; anything else is a `StateError`, and so is one whose own folders are links."""
         if not (root / "config.toml").is_file():
             raise StateError(
                 f"{root} is not a run folder",
                 "it has no config.toml" if root.is_dir() else "it is a file" if root.exists() else "it does not exist",
                 "give the folder that `surefoot train` named at its end",
+            )
+        if link := linked(root, *FOLDERS):
+            raise StateError(
+                f"{root / link} is a link",
+                "it leads out of the run folder, and what lies there is not of this run",
+                f"put the folder itself in its place; {root} as a whole may be a link",
             )
         return cls(root)
 
@@ -173,9 +188,9 @@ class RunFolder:
     def best_checkpoint(self) -> Path:
         """The weights that verdict.json calls the best; a run that names none, or lost them, is a `StateError`."""
         try:
-            found = json.loads(self.verdict.read_text(encoding="utf-8"))["best"]
+            found = self.read_verdict()["best"]
             step, best = found.get("step"), found["checkpoint"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (KeyError, TypeError, AttributeError):
             step, best = None, None
         path = self.root / str(best)
         there = ", ".join(p.name for p in self.checkpoints()) or "none"
@@ -192,6 +207,24 @@ class RunFolder:
                 f"there are: {there}",
             )
         return path
+
+    def read_verdict(self) -> dict[str, Any]:
+        """verdict.json; empty when there is none that can be read."""
+        return _read_object(self.verdict)
+
+    def read_environment(self) -> dict[str, Any]:
+        """environment.json; empty when there is none that can be read."""
+        return _read_object(self.environment)
+
+    def read_config(self) -> bytes:
+        """config.toml as it is on the disk; a link, a pipe or a book in its place is a `StateError`."""
+        try:
+            return read_plain(self.config, CONFIG_BYTES)
+        except OSError as error:
+            raise StateError(
+                f"{self.config} cannot be read: {error.strerror}", "a run is what its config says",
+                "bring it back from a copy",
+            ) from error  # fmt: skip
 
     def sweep(self) -> list[str]:
         """Take away what an interrupted atomic write left beside its final name; returns the names."""
@@ -238,6 +271,14 @@ class RunFolder:
             folder.rmdir()
 
 
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_plain(path, RECORD_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def checkpoints_of(root: Path) -> list[Path]:
     """Complete `checkpoints/step_N` folders of a run, by step."""
     found = [path for path in (root / "checkpoints").glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
@@ -259,6 +300,27 @@ def _make_folders(root: Path) -> tuple[Path, ...]:
     for folder in missing:
         folder.mkdir(mode=0o700)
     return tuple(missing)
+
+
+def _refuse_shared(root: Path) -> None:
+    """An existing folder has to be ours alone: whoever may write there could put other files in our files' place."""
+    found = root.stat()
+    if found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH:
+        return
+    whose = "belongs to another user" if found.st_uid != os.geteuid() else "may be written to by everybody"
+    raise SecurityError(
+        f"{root} {whose} (mode {stat.S_IMODE(found.st_mode):o})",
+        "others could replace the run's files, and a resume would believe them",
+        f"choose another output_dir, or make it yours alone: chmod 700 {root}",
+    )
+
+
+def _narrow(root: Path) -> None:
+    """0700, like a folder that we made; what somebody put there until now is seen after that."""
+    _refuse_shared(root)
+    root.chmod(0o700)
+    if any(root.iterdir()):
+        raise _already_used(root)
 
 
 def _free_name(root: Path) -> Path:

@@ -14,17 +14,20 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from surefoot.errors import NumericsError, StateError, StorageError
+from surefoot.plain_file import APPEND, TooLongError, bounded_lines, open_plain, plain_descriptor
 from surefoot.tracking.metrics import lookup
 
 Row = dict[str, float]
 EVALUATION = ("eval_", "eval/")
 """How names of evaluations begin: of held-out tasks, and of one evaluation set."""
+LINE_BYTES = 1 << 20
+"""No line is longer: one of a hundred evaluation sets and fifty tools has a tenth of it."""
 
 
 class MetricsLog:
@@ -36,7 +39,7 @@ class MetricsLog:
         for row in read_metrics(path) if path.exists() else []:
             self._last[kind_of(row)] = int(row["step"])
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            self._file = plain_descriptor(path, APPEND)
         except OSError as error:
             raise self._refused(error) from error
         self._size = os.fstat(self._file).st_size
@@ -115,16 +118,12 @@ def _checked(step: int, name: str, value: object) -> float:
 
 def read_metrics(path: Path) -> list[Row]:
     """Every line of a `metrics.jsonl`, in order; anything torn or odd is a `StateError` with its line number."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StateError(
-            f"{path} cannot be read: {error.strerror}", "no numbers, no judgement", "check the run folder"
-        ) from error
-    if data and not data.endswith(b"\n"):
-        raise _corrupt(path, data.count(b"\n") + 1, "the line is torn (no newline at its end)")
-    lines = data.decode("utf-8", errors="surrogateescape").split("\n")[:-1]
-    return [_parse(path, number, line) for number, line in enumerate(lines, 1)]
+    rows: list[Row] = []
+    for line in _lines(path, "no numbers, no judgement"):
+        if not line.endswith(b"\n"):
+            raise _corrupt(path, len(rows) + 1, "the line is torn (no newline at its end)")
+        rows.append(_parse(path, len(rows) + 1, line))
+    return rows
 
 
 def metrics_until(path: Path, *, train: int, evaluation: int) -> tuple[bytes | None, int]:
@@ -136,22 +135,34 @@ def metrics_until(path: Path, *, train: int, evaluation: int) -> tuple[bytes | N
         train: the last step whose training line is kept.
         evaluation: the last step whose evaluation is kept; -1 when none is.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+    if not path.exists() and not path.is_symlink():
         return None, 0
-    except OSError as error:
-        raise StateError(
-            f"{path} cannot be read: {error.strerror}", "a resume keeps the numbers so far", "check the run folder"
-        ) from error
-    whole, newline, torn = data.rpartition(b"\n")
-    lines = [line + b"\n" for line in (whole + newline).split(b"\n")[:-1]]
-    rows = [_parse(path, n, line.decode("utf-8", errors="surrogateescape")) for n, line in enumerate(lines, 1)]
     last = {"train": train, "eval": evaluation}
-    return b"".join(line for line, row in zip(lines, rows, strict=True) if row["step"] <= last[kind_of(row)]), len(torn)
+    kept: list[bytes] = []
+    for number, line in enumerate(_lines(path, "a resume keeps the numbers so far"), 1):
+        if not line.endswith(b"\n"):
+            return b"".join(kept), len(line)
+        row = _parse(path, number, line)
+        kept += [line] if row["step"] <= last[kind_of(row)] else []
+    return b"".join(kept), 0
 
 
-def _parse(path: Path, number: int, line: str) -> Row:
+def _lines(path: Path, why: str) -> Iterator[bytes]:
+    """Each line with its newline; a link, a pipe or a line without end is a `StateError`."""
+    number = 0
+    try:
+        with open_plain(path) as file:
+            for line in bounded_lines(file, LINE_BYTES):
+                number += 1
+                yield line
+    except TooLongError as error:
+        raise _corrupt(path, number + 1, str(error.strerror)) from error
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error.strerror}", why, "check the run folder") from error
+
+
+def _parse(path: Path, number: int, data: bytes) -> Row:
+    line = data[:-1].decode("utf-8", errors="surrogateescape")
     try:
         row = json.loads(line, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

@@ -56,8 +56,8 @@ def _fleet(config: Config) -> list[str]:
     if config.max_staleness:
         every = "every step" if config.weight_sync_steps == 1 else f"every {config.weight_sync_steps} steps"
         lines.append(
-            f"ahead     sampling runs on while the learner learns; samples at most {config.max_staleness} versions "
-            f"old, weights synced after {every}"
+            f"ahead     sampling runs on while the learner learns; samples at most "
+            f"{counted(config.max_staleness, 'version')} old, weights synced after {every}"
         )
     return lines
 
@@ -71,13 +71,20 @@ def _step(config: Config, piece: int) -> str:
     rollouts = config.rollouts_per_step
     line = (
         f"one step  {counted(config.tasks_per_step, 'task')} x {config.num_generations} generations = "
-        f"{rollouts} rollouts, at most {rollouts * config.max_completion_length} tokens"
+        f"{rollouts} rollouts, at most {rollouts * _longest(config)} tokens"
     )
+    if config.tools.on:
+        line += f" ({counted(config.max_turns, 'turn')} of {config.max_completion_length})"
     if piece:
         return line + f", {_pieces(-(-rollouts // piece))} of {piece} rollouts"
-    groups = max(1, MICROBATCH_TOKENS // (config.num_generations * config.max_completion_length))
+    groups = max(1, MICROBATCH_TOKENS // (config.num_generations * _longest(config)))
     most = -(-config.tasks_per_step // groups)
     return line + f", {_pieces(most)} (whole groups, about {MICROBATCH_TOKENS} tokens each at most)"
+
+
+def _longest(config: Config) -> int:
+    """Tokens that one rollout may sample: with tools, max_completion_length is that of a turn."""
+    return config.max_completion_length * (config.max_turns if config.tools.on else 1)
 
 
 def _loss(config: Config) -> list[str]:
@@ -108,11 +115,11 @@ def _run(config: Config, train: int | None) -> str:
     visits = batches * config.tasks_per_step
     line = f"run       {counted(config.max_steps, 'step')}"
     if config.num_iterations > 1:
-        line += f" ({batches} collections, each trained on {config.num_iterations} times)"
+        line += f" ({counted(batches, 'collection')}, each trained on {config.num_iterations} times)"
     line += f", {counted(visits, 'task visit')}"
     if train:
         line += f" = {visits / train:.2g} epochs"
-    return line + f", at most {batches * config.rollouts_per_step * config.max_completion_length} tokens"
+    return line + f", at most {batches * config.rollouts_per_step * _longest(config)} tokens"
 
 
 def _evaluation(config: Config, heldout: int | None, set_tasks: int) -> str:
@@ -121,7 +128,8 @@ def _evaluation(config: Config, heldout: int | None, set_tasks: int) -> str:
     tasks = most_tasks(config) if heldout is None else min(most_tasks(config), heldout)
     asked = Answered(tasks if config.heldout_fraction > 0 else 0, set_tasks)
     cadence = cadence_of(config, asked)
-    when = f"every {cadence.every} steps" if cadence.every < config.max_steps else "at the end"
+    often = "every step" if cadence.every == 1 else f"every {cadence.every} steps"
+    when = often if cadence.every < config.max_steps else "at the end"
     if cadence.auto:
         when += f" (auto: {100 * cadence.share:.1f} % of the sampled tokens)"
     what = counted(tasks, "task") if config.heldout_fraction > 0 else "evaluation sets"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -17,13 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import StateError
+from surefoot.plain_file import bounded_lines, linked, open_plain
 from surefoot.tracking import status, timeline
-from surefoot.tracking.log import EVALUATION, kind_of
+from surefoot.tracking.log import EVALUATION, LINE_BYTES, kind_of
 from surefoot.tracking.metrics import headlines
 from surefoot.tracking.whole_file import read_bounded
 
 MAX_ROWS = 4000
 """Training steps that are looked at; of a longer run every k-th is, and all its evaluations."""
+METRICS_BYTES = 64_000_000
+"""Of those that are looked at: what a hundred thousand evaluations do not reach."""
 SMALL = 4_000_000
 ROLLOUT_BYTES = 8_000_000
 
@@ -112,15 +116,19 @@ def _object(data: RunData, name: str, absent: str) -> dict[str, Any]:
 
 
 def _read_metrics(data: RunData) -> None:
-    path, odd = data.root / "metrics.jsonl", 0
+    path, odd, left = data.root / "metrics.jsonl", 0, METRICS_BYTES
     try:
-        with path.open("rb") as file:
-            size, first = path.stat().st_size, len(file.readline()) or 1
+        with open_plain(path) as file:
+            size, first = os.fstat(file.fileno()).st_size, len(file.readline(LINE_BYTES)) or 1
             data.every = max(1, math.ceil(size / first / MAX_ROWS))
             file.seek(0)
-            for number, line in enumerate(file):
+            for number, line in enumerate(bounded_lines(file, LINE_BYTES)):
                 if number % data.every and not (b'"eval_' in line or b'"eval/' in line):
                     continue
+                left -= len(line)
+                if left < 0:
+                    data.missing.append(f"metrics.jsonl: lines from {number + 1} on are left out, it is too long")
+                    break
                 odd += not _take(data, line)
     except FileNotFoundError:
         data.missing.append("metrics.jsonl is not there: no curves")
@@ -159,6 +167,9 @@ def _read_timeline(data: RunData) -> None:
 
 def _read_rollouts(data: RunData) -> None:
     found = {}
+    if linked(data.root, "rollouts"):
+        data.missing.append("rollouts/ is a link, which leads out of the run folder: it was not looked at")
+        return
     for path in (data.root / "rollouts").glob("step_*.jsonl"):
         if match := re.fullmatch(r"step_(\d{1,12})\.jsonl", path.name):
             found[int(match[1])] = path
@@ -175,7 +186,7 @@ def _rollouts_of(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The rollouts of one step, up to a limit of bytes; a line that goes over it is not counted as odd."""
     rows, odd = [], 0
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             text = file.read(ROLLOUT_BYTES)
             whole = not file.read(1)
     except OSError:

@@ -8,6 +8,7 @@ from typing import Any
 
 from surefoot.protocols import count_text
 from surefoot.safe_text import redact
+from surefoot.tracking.egress import attempts_of
 from surefoot.tracking.report_charts import tolerance
 from surefoot.tracking.report_data import RunData
 from surefoot.tracking.report_text import esc, foreign, local, table
@@ -195,12 +196,31 @@ def machine(data: RunData) -> str:
     ]
     if data.environment.get("unsafe_code"):
         rows.insert(0, ("UNSAFE", "model-written code ran without a sandbox (tools.allow_unsafe)"))
+    rows[:0] = [("sandbox", f"weaker: {line}") for line in _weaker(data.environment.get("sandbox"))]
+    rows += _tool_servers(data)
     rows += list(versions.items())[:30] if isinstance(versions, Mapping) else []
     git = data.environment.get("git")
     if isinstance(git, Mapping) and git.get("commit"):
         rows.append(("git", f"{str(git.get('commit'))[:12]}{' with changes' if git.get('dirty') else ''}"))
     shown = table(["", ""], rows) if rows else '<p class="none">environment.json is not there.</p>'
     return f'<div class="panel"><h3>Machine and versions</h3>{shown}</div>'
+
+
+def _weaker(sandbox: object) -> list[str]:
+    """Walls that the host did not have; from a file, so it may be anything."""
+    found = sandbox.get("weaker") if isinstance(sandbox, Mapping) else None
+    return [str(line) for line in found[:10]] if isinstance(found, list) else []
+
+
+def _tool_servers(data: RunData) -> Iterator[tuple[str, str]]:
+    """What each tool server could reach, and how often it tried to reach more."""
+    servers = data.environment.get("tool_servers")
+    if not isinstance(servers, Mapping) or not servers:
+        return
+    denied = attempts_of(data.root / "logs")
+    for name, reach in list(servers.items())[:100]:
+        tried = f"; tried to reach the network {denied[name]} times, and was refused" if denied.get(name) else ""
+        yield f"tool server {name}", local(f"{reach}{tried}")
 
 
 def _changed(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ LONGEST = 4000
 
 def esc(text: object, limit: int = 500) -> str:
     """A short text of ours or of a config: secrets hidden, control characters spelled out, escaped."""
-    whole = printable(str(text)).replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    whole = printable(str(text))
     return html.escape(whole if len(whole) <= limit else whole[:limit] + " …", quote=True)
 
 

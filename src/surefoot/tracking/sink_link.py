@@ -24,6 +24,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from surefoot.child_environment import inherited
+
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from surefoot.tracking.sink_process import main; main()"
@@ -114,6 +116,7 @@ class SinkLink:
             process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, path],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+                env=inherited(_needed(self.name)),
             )  # fmt: skip
         except OSError as error:
             self.ended = f"its process could not be started: {error.strerror}"
@@ -166,6 +169,13 @@ class SinkLink:
             return "its process ended"
         code = ended.si_status
         return f"its process ended with {f'exit code {code}' if ended.si_code == os.CLD_EXITED else _signal(code)}"
+
+
+def _needed(sink: str) -> list[str]:
+    """Variables that W&B cannot do without: its own, the key among them, and the way out to its server."""
+    if sink != "wandb":
+        return []
+    return [name for name in os.environ if name.startswith("WANDB_") or name.upper() in ("HTTP_PROXY", "HTTPS_PROXY")]
 
 
 def _signal(number: int) -> str:

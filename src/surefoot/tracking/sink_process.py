@@ -26,6 +26,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from surefoot.plain_file import APPEND, plain_descriptor
 from surefoot.safe_text import printable
 from surefoot.tracking.printed import PrintedLines
 
@@ -268,7 +269,7 @@ def _keep_what_is_printed(path: Path) -> _LogStream:
     """Give stdout, stderr and the stacks of a crash a file; without one they are dropped, and the sink still works."""
     descriptor: int | None
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        descriptor = plain_descriptor(path, APPEND)
         faulthandler.enable(file=descriptor)
     except OSError:
         descriptor = None

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from surefoot.errors import StateError, StorageError
+from surefoot.plain_file import TooLongError, read_plain
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -31,21 +32,19 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def read_bounded(path: Path, limit: int) -> bytes | None:
-    """The file's bytes; None when there is none. One that is longer than `limit`, or no file, is a `StateError`."""
+    """The file's bytes; None when there is none. A longer one than `limit`, a link or a pipe is a `StateError`."""
     try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
+        return read_plain(path, limit)
     except FileNotFoundError:
         return None
+    except TooLongError:
+        raise StateError(
+            f"{path} has more than {limit} bytes", "a run does not write it that long", "check what is in it"
+        ) from None
     except OSError as error:
         raise StateError(
             f"{path} cannot be read: {error.strerror or error}", "it is part of the run", "check the run folder"
         ) from error
-    if len(data) > limit:
-        raise StateError(
-            f"{path} has more than {limit} bytes", "a run does not write it that long", "check what is in it"
-        )
-    return data
 
 
 def _forget(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -179,7 +180,7 @@ def test_an_answer_that_stops_half_way_is_asked_for_again(
 
 def test_a_dripping_answer_ends_with_the_deadline(server: Server, client: Callable[..., HttpClient]) -> None:
     """Time is counted, not slept: the clock leaps when the second part is read."""
-    now = iter([0.0, 0.0, 0.0, 99.0, 99.0, 99.0, 99.0])
+    now = itertools.chain([0.0] * 6, itertools.repeat(99.0))
     server.replies["/x"] = (200, b"[" + b" " * 200_000 + b"]", {})
     slow = HttpClient(server.url, Limits(deadline_s=10, tries=3), sleep=pytest.fail, clock=lambda: next(now))
     with pytest.raises(EngineError, match="failed 1 times, last: TimeoutError"):

@@ -65,3 +65,29 @@ def test_a_test_cannot_break_out_of_its_block() -> None:
     lines = made.script.splitlines()
     assert lines[-1] == "_surefoot.end()"
     assert sum(line.startswith("_surefoot.end") for line in lines) == 1
+
+
+CASES = """
+import unittest
+class Base(unittest.TestCase):
+    def setUp(self): self.x = f(1)
+    def test_a(self): self.assertEqual(self.x, 1)
+class More(Base):
+    def test_b(self): self.assertEqual(f(2), 2)
+    def helper(self): pass
+"""
+
+
+@pytest.mark.parametrize("end", ["", "unittest.main()", "if __name__ == '__main__':\n    unittest.main(exit=False)"])
+def test_each_test_of_a_unittest_class_is_a_test_and_a_runner_is_none(end: str) -> None:
+    for made in (plan(CASES + end), plan(CASES + end + "\nassert f(3) == 3")):
+        cases = [line.strip() for line in made.script.splitlines() if ".case(" in line]
+        assert cases == [f"_surefoot.case({name})" for name in ("Base, 'test_a'", "More, 'test_a'", "More, 'test_b'")]
+        assert "unittest.main" not in made.script
+    assert plan(CASES + end).total == 3
+    assert plan([CASES + end]).total == 1, "an entry of a list is one test"
+
+
+def test_a_runner_alone_is_no_test() -> None:
+    with pytest.raises(BadTestsError):
+        plan("import unittest\nunittest.main(exit=False)")

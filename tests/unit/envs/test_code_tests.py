@@ -63,6 +63,32 @@ def test_the_reason_of_a_failure_is_one_word(code: str, tests: Any, reason: str,
     assert (verdict.passed, verdict.reason) == (False, reason)
 
 
+@needs_sandbox
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "from solution import *\nassert add(1, 2) == 3",
+        "import solution as s\nassert s.add(1, 2) == 3 and callable(s.add) and not hasattr(s.add, 'x')",
+        "assert add and add.__name__ == 'add' and add.__doc__ is None",
+        "import functools\nassert functools.reduce(add, [1, 2, 3]) == 6 and list(map(add, [1], [2])) == [3]",
+    ],
+)
+def test_a_name_of_the_code_is_found_however_the_tests_ask(tests: str, sandbox: Sandbox) -> None:
+    assert grade_code(ADD, tests, sandbox) == CodeVerdict(True, 1, 0, None)
+
+
+@needs_sandbox
+def test_a_name_that_the_code_lacks_is_not_taken_for_granted(sandbox: Sandbox) -> None:
+    tests = [
+        "assert callable(sub)",
+        "assert sub",
+        "assert sub.__doc__",
+        "assert hasattr(sub, '__name__')",
+        "assert vars(sub)",
+    ]
+    assert grade_code(ADD, tests, sandbox) == CodeVerdict(False, 5, 5, "code_failed")
+
+
 @pytest.mark.parametrize("tests", ["", "assert add(", [], ["x = 1"], "def nothing(): pass"])
 @needs_sandbox
 def test_tests_that_are_none_give_no_verdict(tests: Any, sandbox: Sandbox) -> None:
@@ -117,11 +143,11 @@ def test_a_host_that_kills_the_code_gives_no_verdict(sandbox: Sandbox, monkeypat
 def test_planted_a_nonce_that_can_be_guessed_lets_anybody_write_the_verdict(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = code_tests._WIRE["surefoot/envs/sandboxes/code_wire.py"]
+    plain = code_tests._TESTER["surefoot/envs/sandboxes/code_tester.py"]
     forger = b"        os.write(1, b'guess 0 pass\\nguess -1 end\\n'); os._exit(0)\n"
     forged = plain.replace(b"        nonce = os.read(", forger + b"        nonce = os.read(")
     assert forged != plain
-    monkeypatch.setitem(code_tests._WIRE, "surefoot/envs/sandboxes/code_wire.py", forged)
+    monkeypatch.setitem(code_tests._TESTER, "surefoot/envs/sandboxes/code_tester.py", forged)
     wrong = "def add(a, b): return 0"
     assert grade_code(wrong, ["assert add(1, 2) == 3"], sandbox).passed is None
     monkeypatch.setattr(code_tests.secrets, "token_hex", lambda size: "guess")

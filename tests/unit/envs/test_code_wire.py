@@ -7,8 +7,10 @@ import contextlib
 import datetime
 import decimal
 import fractions
+import functools
 import json
 import math
+import operator
 import socket
 import struct
 import sys
@@ -22,7 +24,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.envs.sandboxes.code_codec import Codec, NotPlainError
-from surefoot.envs.sandboxes.code_wire import Caller, CodeGoneError, CodeRaisedError, Remote
+from surefoot.envs.sandboxes.code_remote import Caller, Function, Remote
+from surefoot.envs.sandboxes.code_wire import CodeGoneError, CodeRaisedError, NotLentError
 from surefoot.envs.sandboxes.code_worker import Worker
 
 SIMPLE = (
@@ -101,7 +104,14 @@ class Box:
     def __getitem__(self, key): return key * 2
     def __contains__(self, key): return key == 1
     def grow(self, by=1): self.value += by; return self.value
-WIDTH = 4
+    def me(self): return self
+    def startswith(self, text): return True
+    def __iter__(self): self.value += 1; return iter([1, 2] if self.value == 1 else [3])
+WIDTH, WORD, SIZES, GIVEN = 4, "Hello", [4, 5], Box(0)
+def give(): return Box(0)
+kept = []
+def keep(function): kept.append(function)
+def tell(value): kept[0](value)
 def echo(*words, **more): return [words, more]
 def sort(rows, seen): rows.sort(); seen['n'] = len(rows)
 def apply(function, value): return function(value)
@@ -121,14 +131,20 @@ def code(monkeypatch: pytest.MonkeyPatch) -> Iterator[Caller]:
     ours, theirs = socket.socketpair()
     thread = threading.Thread(target=Worker(theirs).serve)
     thread.start()
-    yield Caller(ours)
+    yield Caller(ours, objects={"Box"}, plain={"pop", "count", "startswith", "is_integer"})
     ours.close()
     thread.join()
     theirs.close()
 
 
 def remote(caller: Caller, name: str) -> Any:
-    return Remote(caller, {"name": name})
+    return Function(caller, {"name": name})
+
+
+def of_tests(function: Any) -> Any:
+    """As if the script of a test process had defined it."""
+    function.__module__ = "__main__"
+    return function
 
 
 def test_calls_attributes_and_changed_arguments_arrive(code: Caller) -> None:
@@ -138,6 +154,8 @@ def test_calls_attributes_and_changed_arguments_arrive(code: Caller) -> None:
     assert 10 - remote(code, "WIDTH") == 6
     rows, seen = [3, 1, 2], {"old": 1}
     remote(code, "sort")(rows, seen)
+    assert (rows, seen) == ([3, 1, 2], {"old": 1}), "nobody asked what the code does to them"
+    remote(code, "sort")(code.live(rows), code.live(seen))
     assert (rows, seen) == ([1, 2, 3], {"old": 1, "n": 3})
     assert list(remote(code, "count")(3)) == [0, 1, 2]
 
@@ -147,7 +165,45 @@ def test_objects_stay_with_the_code_and_are_used_from_afar(code: Caller) -> None
     assert isinstance(box, Remote)
     assert (box.grow(), box.grow(by=4), box.value) == (6, 10, 10)
     assert (len(box), box[4], 1 in box, 2 in box, bool(box)) == (3, 8, True, False, True)
-    assert remote(code, "echo")(box)[0][0].value == 10
+    assert box.me().grow() == 11
+    assert (hasattr(box, "grow"), hasattr(box, "shrink")) == (True, False)
+
+
+def test_an_object_that_no_test_asked_for_answers_nothing(code: Caller) -> None:
+    given = remote(code, "give")()
+    assert isinstance(given, Remote)
+    asked = [
+        lambda: given.value, lambda: given.grow(), lambda: given.startswith("x"), lambda: 1 in given, lambda: bool(given),
+        lambda: len(given), lambda: given[0], lambda: str(given), lambda: f"{given}", lambda: repr(given),
+        lambda: given + 1, lambda: round(given), lambda: given.__doc__, lambda: given == given,
+        lambda: isinstance(given, str), lambda: isinstance(given, collections.abc.Iterable), lambda: given in [1],
+    ]  # fmt: skip
+    for each in asked:
+        with pytest.raises(NotPlainError):
+            each()
+    assert list(given) == list(given) == [1, 2], "gone through once; it cannot become something else"
+    with pytest.raises(TypeError):
+        hash(given)
+
+
+def test_a_part_of_an_object_does_not_pass_for_plain_data(code: Caller) -> None:
+    box = remote(code, "Box")(5)
+    with pytest.raises(NotPlainError):
+        box.me().startswith("x")
+    with pytest.raises(NotPlainError):
+        assert 1 in box.me()
+    assert 1 in box
+    assert 1 in box.me(), "the tests search boxes"
+
+
+def test_a_constant_is_plain_data_or_nothing(code: Caller) -> None:
+    assert remote(code, "WORD").startswith("He")
+    assert 4 in remote(code, "SIZES")
+    assert (len(remote(code, "SIZES")), remote(code, "SIZES")[1], str(remote(code, "WIDTH"))) == (2, 5, "4")
+    with pytest.raises(NotPlainError):
+        remote(code, "GIVEN").startswith("He")
+    with pytest.raises(NotPlainError):
+        assert 3 in remote(code, "GIVEN")
 
 
 def test_an_object_that_equals_everything_is_not_asked(code: Caller) -> None:
@@ -158,19 +214,57 @@ def test_an_object_that_equals_everything_is_not_asked(code: Caller) -> None:
 
 
 def test_a_function_of_the_tests_can_be_called_by_the_code(code: Caller) -> None:
-    assert remote(code, "apply")(lambda value: value + 1, 4) == 5
+    assert remote(code, "apply")(of_tests(lambda value: value + 1), 4) == 5
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        remote(code, "apply")(lambda value: 1 / 0, 4)
+        remote(code, "apply")(of_tests(lambda value: 1 / 0), 4)
+    kept: list[int] = []
+    remote(code, "apply")(kept.append, 4)
+    assert kept == [4]
+
+
+def test_a_function_of_the_tests_may_ask_the_code_while_the_code_waits_for_it(code: Caller) -> None:
+    box = remote(code, "Box")(5)
+    assert remote(code, "apply")(of_tests(lambda each: each.grow() + 1), box) == 7
+    assert remote(code, "apply")(functools.partial(remote(code, "apply"), of_tests(lambda value: value + 1)), 4) == 5
+
+
+def test_a_function_of_the_tests_may_be_kept_and_called_later(code: Caller) -> None:
+    heard: list[int] = []
+    remote(code, "keep")(heard.append)
+    remote(code, "WIDTH") + 1
+    remote(code, "tell")(3)
+    assert heard == [3]
+
+
+def test_what_every_python_has_is_named_and_not_lent(code: Caller) -> None:
+    for function, value, result in ((len, "abc", 3), (eval, "1 + 1", 2), (str.upper, "a", "A"), (math.sqrt, 4, 2.0)):
+        assert remote(code, "apply")(function, value) == result
+    assert remote(code, "apply")(int, "7") == 7
+    assert code.lent == []
+
+
+def test_what_would_give_the_code_power_over_the_tests_is_not_lent(code: Caller) -> None:
+    powers = [
+        of_tests(lambda text: eval(text)), of_tests(lambda text: [exec(each) for each in text]),
+        functools.partial(eval), functools.partial(getattr, code), operator.attrgetter("__class__"), code.ask,
+    ]  # fmt: skip
+    for power in powers:
+        with pytest.raises(NotLentError):
+            remote(code, "apply")(power, "1")
+    assert code.lent == []
 
 
 def test_what_the_code_raises_is_raised_here(code: Caller) -> None:
-    for name in ("ValueError", "KeyError", "TypeError", "IndexError", "StopIteration", "AttributeError"):
+    for name in ("ValueError", "KeyError", "TypeError", "IndexError", "AttributeError"):
         with pytest.raises(getattr(__import__("builtins"), name)):
             remote(code, "fail")(name)
     with pytest.raises(CodeRaisedError, match="Own: why"):
         remote(code, "fail")("Own")
-    with pytest.raises(CodeRaisedError, match="SystemExit"):
-        remote(code, "fail")("SystemExit")
+    for name in ("SystemExit", "StopIteration", "StopAsyncIteration", "GeneratorExit"):
+        with pytest.raises(CodeRaisedError, match=name):
+            remote(code, "fail")(name)
+    with pytest.raises(StopIteration):
+        next(remote(code, "count")(0))
     with pytest.raises(NameError, match="no_such_name"):
         remote(code, "no_such_name")(1)
 
@@ -212,7 +306,7 @@ def test_an_answer_that_is_none_is_refused(reply: bytes) -> None:
      '{"m": ["fractions.Fraction", {"l": ["1e99999999"]}]}', '{"m": ["os.system", {"l": ["x"]}]}', '{"m": []}'],
 )  # fmt: skip
 def test_a_value_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot.envs.sandboxes.code_wire.os.urandom", lambda size: b"known")
+    monkeypatch.setattr("surefoot.envs.sandboxes.code_remote.os.urandom", lambda size: b"known")
     reply = framed(f'{{"nonce": "6b6e6f776e", "value": {value}, "changed": {{"l": [null]}}}}'.encode())
     with lying(reply) as caller, pytest.raises(CodeGoneError):
         remote(caller, "f")(1)

@@ -184,11 +184,21 @@ def test_secrets_and_our_python_path_are_not_handed_over_and_what_you_add_is(
     monkeypatch.setenv("MY_API_KEY", "s3cr3t-value")
     monkeypatch.setenv("PYTHONPATH", "/ours")
     monkeypatch.setenv("PLAIN_WORD", "x")
+    monkeypatch.setenv("LC_TIME", "C")
     toolkit = ForeignToolkit(PYTHON, wrapper, "Env", env={"ARENA_TOKEN": "given"})
     seen = toolkit.open(task(), "train/0/0/0", 0).call("look", {"what": "environment"}, 10).text.split()
     toolkit.close()
-    assert {"PLAIN_WORD", "ARENA_TOKEN"} <= set(seen)
-    assert not {"MY_API_KEY", "PYTHONPATH"} & set(seen)
+    assert {"PATH", "LC_TIME", "ARENA_TOKEN"} <= set(seen)
+    assert not {"MY_API_KEY", "PYTHONPATH", "PLAIN_WORD"} & set(seen)
+
+
+def test_planted_deny_list_hands_over_what_nobody_would_suspect(wrapper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIN_WORD", "x")
+    monkeypatch.setattr("surefoot.envs.sources.foreign.inherited", lambda: dict(os.environ))
+    toolkit = ForeignToolkit(PYTHON, wrapper, "Env")
+    seen = toolkit.open(task(), "train/0/0/0", 0).call("look", {"what": "environment"}, 10).text.split()
+    toolkit.close()
+    assert "PLAIN_WORD" in seen
 
 
 def test_processes_are_used_again_after_reset_and_never_by_two_at_once(kit: ForeignToolkit) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -248,3 +250,17 @@ def test_after_close_a_call_fails_by_name_and_nothing_starts_again() -> None:
     box.close()
     with pytest.raises(ToolError, match="was closed"):
         kit.open(TASK, "train/1", 0)
+
+
+def test_a_server_s_last_words_are_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, logs = tmp_path / "somebody's", tmp_path / "logs"
+    logs.mkdir()
+    target.write_text("theirs\n")
+    (logs / "clock.log").symlink_to(target)
+    toolkit = MCPToolkit([Server("clock", command=("true",))], log_dir=logs)
+    toolkit._log("clock", "last words\n")
+    assert target.read_text() == "theirs\n"
+    assert toolkit.counts["log_not_written"] == 1
+    monkeypatch.setattr(mcp_client, "plain_descriptor", lambda path, flags: os.open(path, flags & ~os.O_NOFOLLOW))
+    toolkit._log("clock", "last words\n")
+    assert target.read_text() == "theirs\nlast words\n", "planted: without the defence it is"

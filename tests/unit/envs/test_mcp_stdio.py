@@ -107,12 +107,13 @@ def test_a_pipe_that_nobody_reads_can_be_given_up() -> None:
     assert asyncio.run(story())
 
 
-def test_a_program_that_does_not_exist_says_so_on_its_standard_error() -> None:
+@pytest.mark.parametrize("sandbox", [True, False])
+def test_a_program_that_does_not_exist_says_so_on_its_standard_error(sandbox: bool) -> None:
     async def story() -> tuple[int | None, str]:
-        process = ServerProcess(Server("x", command=("/nowhere/at all",)), Limits())
+        process = ServerProcess(Server("x", command=("/nowhere/at all",), sandbox=sandbox), Limits())
         status = await process.exit_status(60.0)
         await process.end(0.0)
-        assert not os.path.exists(process.folder)
+        assert not os.path.exists(process.child.folder)
         return status, process.tail()
 
     status, tail = asyncio.run(story())
@@ -120,11 +121,12 @@ def test_a_program_that_does_not_exist_says_so_on_its_standard_error() -> None:
     assert "No such file or directory" in tail
 
 
-def test_of_a_server_that_ended_only_what_it_wrote_after_its_last_message_is_told() -> None:
+@pytest.mark.parametrize("sandbox", [True, False])
+def test_of_a_server_that_ended_only_what_it_wrote_after_its_last_message_is_told(sandbox: bool) -> None:
     script = """echo earlier >&2; echo '{"a": 1}'; sleep 0.3; echo last words >&2; exit 9"""
 
     async def story() -> tuple[int | None, str, str]:
-        process = ServerProcess(Server("x", command=("sh", "-c", script)), Limits())
+        process = ServerProcess(Server("x", command=("sh", "-c", script), sandbox=sandbox), Limits())
         said = [message async for message, _ in process.messages()]
         assert said == [{"a": 1}]
         status = await process.exit_status(60.0)

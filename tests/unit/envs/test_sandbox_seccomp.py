@@ -16,9 +16,9 @@ ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 
 
-def judge(number: int, *arguments: int, arch: int | None = None) -> int:
+def judge(number: int, *arguments: int, arch: int | None = None, filtered_by: str = "plain") -> int:
     """What the filter answers to one call."""
-    program = [struct.unpack("HBBI", line) for line in _pieces(sandbox_seccomp.program())]
+    program = [struct.unpack("HBBI", line) for line in _pieces(sandbox_seccomp.programs()[filtered_by])]
     padded = [*arguments, 0, 0, 0, 0, 0, 0][:6]
     data = struct.pack("IIQ6Q", number, arch or ARCH[platform.machine()], 0, *padded)
     position, value = 0, 0
@@ -29,6 +29,8 @@ def judge(number: int, *arguments: int, arch: int | None = None) -> int:
             return int(constant)
         if code == 0x20:
             (value,) = struct.unpack_from("I", data, constant)
+        elif code == 0x54:
+            value &= constant
         else:
             holds = {0x15: value == constant, 0x35: value >= constant, 0x45: bool(value & constant)}[code]
             position += yes if holds else no
@@ -72,10 +74,24 @@ def test_arguments_decide_where_a_call_has_an_honest_use() -> None:
     assert judge(clone, 0x11) == ALLOW
     for flag in (0x20000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000):
         assert judge(clone, 0x11 | flag) == EPERM
-    assert (judge(pair, 1), judge(pair, 2)) == (ALLOW, EPERM)
+    assert [judge(pair, 1, kind | 0x80800) for kind in range(8)] == [EPERM, ALLOW, *[EPERM] * 3, ALLOW, EPERM, EPERM]
+    assert judge(pair, 2, 1) == EPERM
     assert (judge(ioctl, 0, 0x5401), judge(ioctl, 0, 0x5412)) == (ALLOW, EPERM)
     assert judge(here((435, 435))) == ENOSYS
     assert (judge(here((302, 261)), 0), judge(here((302, 261)), 1)) == (ALLOW, EPERM), "limits: one's own only"
+
+
+def test_only_the_filter_of_a_granted_network_lets_internet_sockets_through() -> None:
+    socket, tell = here((41, 198)), 0x7FC00000
+    families = (2, 10)
+    for family in range(64):
+        internet = family in families
+        assert judge(socket, family) == EPERM
+        assert judge(socket, family, filtered_by="network") == (ALLOW if internet else EPERM)
+        assert judge(socket, family, filtered_by="telling") == (tell if internet else ALLOW)
+    for numbers in sandbox_seccomp.REFUSED.values():
+        if here(numbers) >= 0:
+            assert judge(here(numbers), filtered_by="network") == EPERM
 
 
 def test_the_upper_half_of_an_argument_does_not_hide_a_flag() -> None:

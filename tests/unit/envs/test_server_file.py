@@ -56,11 +56,18 @@ def test_a_server_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"mcpServers": {"a": {"command": "x", "args": [1]}}}, "args holds something"),
         ({"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}, "env holds something"),
         ({"mcpServers": {"a": {"command": "x", "connections": True}}}, "connections is a bool"),
+        ({"mcpServers": {"a": {"command": "x", "sandbox": "no"}}}, "sandbox is a str, it must be a bool"),
+        ({"mcpServers": {"a": {"command": "x", "read": [1]}}}, "read holds something"),
+        ({"mcpServers": {"a": {"url": "http://x", "sandbox": True}}}, "not ours to contain"),
+        ({"mcpServers": {"a": {"command": "x", "sandbox": False, "write": ["y"]}}}, "has all of it"),
+        ({"mcpServers": {"a": {"command": "x", "sandobx": False}}}, "did you mean sandbox"),
         ({"mcpServers": {"a": {"command": "x", "probe": {"tool": "t"}}}}, "probe is"),
         ({"mcpServers": {"a": {"command": "x", "probe": {"tool": "t", "arguments": {}, "expect": 42}}}}, "probe is"),
         ({"mcpServers": {"a": {"command": "x", "probe": {"tool": "t", "arguments": {}, "expct": "42"}}}}, "probe is"),
         ({"mcpServers": {"a": {"command": "x", "pass_env": ["NOT_SET_ANYWHERE"]}}}, "NOT_SET_ANYWHERE"),
         ({"mcpServers": {"a": {"command": "x", "url": "http://x"}}}, "exactly one of"),
+        ({"mcpServers": {"a": {"url": "http://10.0.0.1/mcp", "token_env": "PATH"}}}, "the token in PATH would go to"),
+        ({"mcpServers": {"a": {"url": "https://me:pw@example.org/mcp"}}}, "user name or password"),
         ({"mcpServers": {"a b": {"command": "x"}}}, "letters, digits"),
         ('{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "more than once"),
     ],
@@ -68,6 +75,19 @@ def test_a_server_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_file_that_is_not_clear_is_refused(tmp_path: Path, table: Any, said: str) -> None:
     with pytest.raises(ToolError, match=said):
         read_servers(written(tmp_path, table))
+
+
+def test_a_server_is_contained_and_granted_what_its_entry_says(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    [plain, granted, free] = read_servers(written(tmp_path, {"mcpServers": {
+        "plain": {"command": "x"},
+        "granted": {"command": "x", "sandbox": True, "read": ["{here}/data", "data"], "write": ["/srv"], "network": True},
+        "free": {"command": "x", "sandbox": False},
+    }}))[0]  # fmt: skip
+    assert (plain.contained, plain.read, plain.write, plain.network) == (True, (), (), False)
+    assert granted.read == (tmp_path / "data", tmp_path / "data")
+    assert (granted.contained, granted.write, granted.network) == (True, (Path("/srv"),), True)
+    assert (free.contained, free.sandbox) == (False, False)
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ def test_a_short_text_stays_as_it_is() -> None:
     assert readable("a\n\tb ü 漢", 4000) == "a\n\tb ü 漢"
 
 
-@pytest.mark.parametrize("hidden", ["\x1b[2J", "\u202e", "\u200b", "\U000e0041", "\x00", "\r", "\ud800", "\u2066"])
+@pytest.mark.parametrize(
+    "hidden", ["\x1b[2J", "\u202e", "\u200b", "\U000e0041", "\x00", "\r", "\ud800", "\u2066", "\u2028", "\u2029"]
+)
 def test_invisible_and_moving_characters_are_spelled_out(hidden: str) -> None:
     assert shown(f"a{hidden}b") != f"a{hidden}b"
     assert hidden[0] not in shown(f"a{hidden}b")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.errors import NumericsError, PartialGroupError, RewardError
+from surefoot.errors import ConfigError, NumericsError, PartialGroupError, RewardError
 from surefoot.loop import Run, learn, prepare
 from surefoot.protocols import StepReport
 
@@ -88,6 +88,27 @@ def test_rewards_are_computed_by_the_asked_number_of_processes(ran: Ran, rewards
     for number in (1, 2):
         run = ran(reward_workers=number, reward_funcs=["r.py:which"], heldout_fraction=0.0, eval_metric="none")
         assert len({r["reward"] for r in run.rollouts(1)}) == number
+
+
+KEYED = """
+import os
+def keyed(completions, **_):
+    return [float(len(os.environ.get("JUDGE_API_KEY", ""))) for _ in completions]
+"""
+
+
+@pytest.mark.config_key("pass_env")
+def test_a_reward_sees_the_variables_that_are_named_and_no_others(
+    ran: Ran, rewards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", "a-key-of-15-abc")
+    rewards(KEYED)
+    keys = dict(reward_funcs=["r.py:keyed"], heldout_fraction=0.0, eval_metric="none")
+    assert {r["reward"] for r in ran(**keys).rollouts(1)} == {0.0}
+    assert {r["reward"] for r in ran(**keys, pass_env=["JUDGE_API_KEY"]).rollouts(1)} == {15.0}
+    monkeypatch.delenv("JUDGE_API_KEY")
+    with pytest.raises(ConfigError, match="pass_env names JUDGE_API_KEY, which is not set"):
+        ran(**keys, pass_env=["JUDGE_API_KEY"])
 
 
 @pytest.mark.config_key("reward_timeout_s")

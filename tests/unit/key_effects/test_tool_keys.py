@@ -85,7 +85,7 @@ def test_functions_are_called_and_templates_that_hide_them_are_refused(with_tool
 @pytest.mark.config_key("tools.servers")
 def test_servers_of_the_named_file_are_called(with_tools: Build, tmp_path: Path) -> None:
     pytest.importorskip("mcp", reason="needs the mcp extra")
-    server = {"command": "python", "args": [str(SERVER)], "isolation": "shared"}
+    server = {"command": "python", "args": [str(SERVER)], "isolation": "shared", "read": [str(SERVER.parent)]}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"calculator": server}}))
     says = ask_once("calculator__evaluate", expression="6*7")
     rollouts = with_tools(says, tools__functions=[], tools__servers="mcp.json")

@@ -111,6 +111,24 @@ def test_a_config_that_is_not_an_object_is_a_typed_error(text: str, model_folder
         get(str(model_folder))
 
 
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("config.json", "vocab_size", [None]), ("config.json", "dtype", "no such type"), ("config.json", "hidden_size", -1),
+        ("config.json", "rope_parameters", 7), ("generation_config.json", "eos_token_id", "2"),
+        ("generation_config.json", "pad_token_id", {}), ("tokenizer.json", "model", None), ("tokenizer.json", "decoder", "x"),
+        ("tokenizer_config.json", "pad_token", 1.5), ("tokenizer_config.json", "tokenizer_class", []),
+    ],
+)  # fmt: skip
+def test_whatever_a_damaged_folder_makes_the_libraries_raise_is_a_typed_error(
+    model_folder: Path, file: str, key: str, value: object
+) -> None:
+    path = model_folder / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | {key: value}))
+    with pytest.raises(ModelError):
+        get(str(model_folder))
+
+
 def test_remote_code_is_refused_and_not_run(model_folder: Path, tmp_path: Path) -> None:
     witness = tmp_path / "ran"
     (model_folder / "evil.py").write_text(f"open({str(witness)!r}, 'w')\nclass C: pass\n")

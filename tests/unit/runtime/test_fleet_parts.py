@@ -14,13 +14,17 @@ from typing import Any
 import pytest
 from fleet_kit import FakeTransport, fleet_of, played
 
+from surefoot.assemble.engines import ServerRecipe
+from surefoot.engines.http_client import KEY_VARIABLE
 from surefoot.envs.grading import exact_answer, load_reward
+from surefoot.envs.servers.mcp_servers import Server
+from surefoot.envs.toolkits import ToolRecipe
 from surefoot.errors import RewardError, TaskError
 from surefoot.records import Task
 from surefoot.runtime.fleet_players import FleetPlayers
 from surefoot.runtime.fleet_thread import FleetThread
 from surefoot.runtime.orders import Sampling
-from surefoot.runtime.recipes import FromFile, WorkerRecipe, portable
+from surefoot.runtime.recipes import FromFile, ProcessRecipe, WorkerRecipe, portable
 
 SAMPLING = Sampling(2, 1.0, 4, 8)
 
@@ -39,6 +43,22 @@ def test_a_reward_of_the_users_file_is_found_again_by_file_and_name(tmp_path: Pa
 def test_reward_processes_are_shared_out_and_every_worker_has_one(asked: int, workers: int, each: int) -> None:
     recipe = WorkerRecipe({}, {}, None, asked, 1.0, 0, None, 0, 10)  # type: ignore[arg-type]
     assert recipe.shared_by(workers).reward_workers == each
+
+
+def test_a_process_is_given_the_tokens_that_it_sends_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TOOL_TOKEN", KEY_VARIABLE, "OTHER_TOKEN", "JUDGE_KEY"):
+        monkeypatch.setenv(name, f"canary of {name}")
+    tools = ToolRecipe(
+        (Server("far", url="https://example.org/mcp", token_env="TOOL_TOKEN"), Server("b", command=("x",)))
+    )
+    worker = WorkerRecipe({}, {}, None, 1, 1.0, 0, None, 0, 10, tools)  # type: ignore[arg-type]
+    process = ProcessRecipe(tmp_path, 1, True).also(["JUDGE_KEY", "NOT_SET_ANYWHERE"])
+    assert set(process.also(worker.variables).passed) == {"JUDGE_KEY", "TOOL_TOKEN"}
+    assert set(process.also(ServerRecipe("http://127.0.0.1:1/v1", 1).variables).passed) == {"JUDGE_KEY", KEY_VARIABLE}
+    assert worker.shared_by(2).variables == ("TOOL_TOKEN",)
+    assert "canary" not in repr(process)
 
 
 def test_what_a_process_prints_and_how_it_crashes_goes_to_its_log_alone(tmp_path: Path) -> None:

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from surefoot.config import Config
 from surefoot.config_load import config_from_values, dump_toml
+from surefoot.config_tables import EngineConfig, EvalSetConfig, RuntimeConfig, ToolsConfig
 from surefoot.errors import StateError
+from surefoot.safe_text import redact
+from surefoot.store import environment
 from surefoot.store.environment import config_text, environment_record, refuse_hidden
+from surefoot.store.run_folder import RunFolder
 
 
 def test_credentials_in_a_config_are_hidden_and_every_other_key_is_as_it_was(
@@ -52,3 +57,38 @@ def test_the_record_of_the_machine_holds_no_secret(monkeypatch: pytest.MonkeyPat
     record = environment_record()
     assert record["platform"] == "Linux-***"
     assert "canary" not in json.dumps(record)
+
+
+def nested(tmp_path: Path) -> Config:
+    """Credentials in tables, in a list in a table, and in a table of tables."""
+    config = config_from_values({"model": "pebble", "tasks": "builtin:sums"}, source="a test", base=tmp_path).config
+    tools = ToolsConfig(servers="https://me:NestedPw4@h/x.json", functions=("a.py:f", "https://me:NestedPw5@h/t.py:f"))
+    return config.model_copy(
+        update={
+            "engine": EngineConfig(kind="openai", url="https://me:NestedPw2@gate/v1"), "tools": tools,
+            "runtime": RuntimeConfig(kind="ray", address="ray://me:NestedPw3@10.0.0.1:10001"),
+            "eval_sets": {"own": EvalSetConfig(tasks="https://me:NestedPw6@h/rows.jsonl")},
+        }
+    )  # fmt: skip
+
+
+def test_credentials_in_a_table_of_the_config_are_hidden_too(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "run", tmp_path)
+    folder.write_config(nested(tmp_path))
+    text = folder.config.read_text()
+    assert "NestedPw" not in text
+    kept = tomllib.loads(text)
+    assert kept["engine"]["url"] == "https://***@gate/v1"
+    assert kept["tools"]["functions"] == ["a.py:f", "https://***@h/t.py:f"]
+    assert kept["eval_sets"]["own"]["tasks"] == "https://***@h/rows.jsonl"
+    with pytest.raises(StateError) as refused:
+        refuse_hidden(text)
+    for key in ("engine.url", "runtime.address", "tools.servers", "tools.functions", "eval_sets.own.tasks"):
+        assert key in refused.value.what
+
+
+def test_planted_a_look_at_the_top_only_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        environment, "_kept", lambda value, key: (value, []) if not isinstance(value, str) else (redact(value), [])
+    )
+    assert config_text(nested(tmp_path)).count("NestedPw") == 5

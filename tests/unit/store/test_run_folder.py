@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.config_load import load_config
-from surefoot.errors import ConfigError, StateError, StorageError
+from surefoot.errors import ConfigError, SecurityError, StateError, StorageError
 from surefoot.records import Verdict
+from surefoot.store import run_folder
 from surefoot.store.run_folder import RunFolder
 
 NOON = datetime.datetime(2026, 1, 2, 12, 30, 45, tzinfo=datetime.UTC)
@@ -172,3 +174,39 @@ def test_a_disk_that_refuses_is_a_storage_error(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(StorageError, match="No space left") as caught:
         RunFolder.create(None, "run", tmp_path)
     assert caught.value.exit_code == 74
+
+
+@pytest.mark.parametrize("given", [0o777, 0o707, 0o1777])
+def test_a_folder_that_everybody_may_write_to_is_refused(tmp_path: Path, given: int) -> None:
+    output = tmp_path / "pre"
+    output.mkdir()
+    output.chmod(given)
+    for ask in (RunFolder.create, RunFolder.planned):
+        with pytest.raises(SecurityError, match="may be written to by everybody"):
+            ask(output, "run", tmp_path)
+    assert not any(output.iterdir())
+
+
+@pytest.mark.parametrize("given", [0o755, 0o775, 0o750, 0o700])
+def test_another_folder_of_ours_is_narrowed(tmp_path: Path, given: int) -> None:
+    output = tmp_path / "pre"
+    output.mkdir()
+    output.chmod(given)
+    assert mode(RunFolder.create(output, "run", tmp_path).root) == 0o700
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pre").mkdir(mode=0o700)
+    somebody = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: somebody)
+    with pytest.raises(SecurityError, match="belongs to another user"):
+        RunFolder.create(tmp_path / "pre", "run", tmp_path)
+
+
+def test_planted_without_the_look_a_shared_folder_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "_refuse_shared", lambda root: None)
+    monkeypatch.setattr(run_folder, "_narrow", lambda root: None)
+    output = tmp_path / "pre"
+    output.mkdir()
+    output.chmod(0o777)
+    assert mode(RunFolder.create(output, "run", tmp_path).root) == 0o777

@@ -15,7 +15,7 @@ from surefoot.tracking.view import PlainView, View
 
 CANARY = "canary-of-the-view"
 STEERING = [
-    "\x1b[2J", "\x1b]0;title\x07", "\x1b]8;;http://example.org\x1b\\", "\x9b31m", "\r", "\b\b\b", "\x00", "\u202e", "\u2066",
+    "\x1b[2J", "\x1b]0;title\x07", "\x1b]8;;http://example.org\x1b\\", "\x9b31m", "\r", "\b\b\b", "\x00", "\u202e", "\u2066", "\u2028", "\u2029",
     "\u200b", "\ud800",
 ]  # fmt: skip
 HOSTILE = "".join(STEERING) + f" [bold red]markup[/] {CANARY} https://me:pass1234@example.org"
@@ -51,7 +51,7 @@ def test_no_view_shows_control_characters_or_secrets(
     shown = stream.getvalue()
     assert shown.count("\\x1b[2J") == 5
     assert shown.count("[bold red]markup[/]") == 5, "markup is text"
-    assert [char for char in "\x1b\x9b\x07\r\b\x00\u202e\u2066\u200b\ud800" if char in shown] == []
+    assert [char for char in "\x1b\x9b\x07\r\b\x00\u202e\u2066\u200b\ud800\u2028\u2029" if char in shown] == []
     assert CANARY not in shown
     assert "pass1234" not in shown
     assert shown.count("https://***@example.org") == 5

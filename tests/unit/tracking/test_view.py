@@ -191,6 +191,18 @@ def test_the_batch_arithmetic_multiplies() -> None:
     assert "target reward >= 1.0" in text
 
 
+def test_with_tools_the_limit_of_a_completion_is_that_of_a_turn() -> None:
+    words = ["tasks_per_step=2", "num_generations=4", "max_completion_length=256", "max_steps=3", "eval_steps=1"]
+    plain = "\n".join(batch_arithmetic(load_config(None, words).config))
+    assert "8 rollouts, at most 2048 tokens, 1 microbatch (" in plain
+    assert "every step and before the first" in plain
+    tools = [*words, "max_turns=8", "tools.servers=mcp.json", "max_staleness=1", "importance_sampling_correction=true"]
+    text = "\n".join(batch_arithmetic(load_config(None, tools).config))
+    assert "8 rollouts, at most 16384 tokens (8 turns of 256), 2 microbatches (" in text
+    assert "6 task visits, at most 49152 tokens" in text
+    assert "samples at most 1 version old" in text
+
+
 def test_a_resumed_run_shows_the_whole_run_and_not_only_its_last_life() -> None:
     stream = io.StringIO()
     view = PlainView(4, stream)

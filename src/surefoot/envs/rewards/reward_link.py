@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from surefoot.envs.rewards.frames import ANSWER_CAP, FrameError, pack, take_fram
 from surefoot.envs.rewards.marks import RewardFunction
 from surefoot.envs.rewards.reward_nursery import CONTROL_CAP, run_nursery
 from surefoot.errors import RewardError, StorageError
+from surefoot.plain_file import APPEND, plain_descriptor
 
 _PATIENCE_S = 10.0
 
@@ -92,7 +93,7 @@ class NurseryLink:
 
     def __init__(
         self, functions: Mapping[str, RewardFunction], log_path: Path | None, memory_mb: int = 0,
-        forked: Forked | None = None,
+        forked: Forked | None = None, pass_env: Sequence[str] = (),
     ) -> None:  # fmt: skip
         log = None if log_path is None else _open_log(log_path)
         self.control, theirs = socket.socketpair()
@@ -108,7 +109,7 @@ class NurseryLink:
             self.pid = os.fork()
         if self.pid == 0:
             self.control.close()
-            run_nursery(theirs, functions, log, driver, memory_mb, forked)
+            run_nursery(theirs, functions, log, driver, memory_mb, forked, pass_env)
         theirs.close()
         if log is not None:
             os.close(log)
@@ -165,7 +166,7 @@ class NurseryLink:
 
 def _open_log(path: Path) -> int:
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return plain_descriptor(path, APPEND)
     except OSError as error:
         raise StorageError(
             f"the reward log {path} cannot be opened: {error.strerror}",

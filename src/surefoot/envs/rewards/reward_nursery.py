@@ -4,7 +4,8 @@ Owns       the workers' lives, and everything they print.
 Promises   single-threaded and forked before the model loads, so forking from it is safe for the
            whole run; when the driver goes (close, exit, SIGKILL) every descendant goes too;
            printed output is capped on disk and its last lines are kept; a worker that takes more
-           memory than it may, its descendants counted, is ended.
+           memory than it may, its descendants counted, is ended; of the driver's environment only what
+           `child_environment` lists, and what the config names, is left here and in every worker.
 Never      runs a reward function, or reads what travels between driver and worker.
 
     driver --spawn(slot)--> nursery --fork--> worker
@@ -23,10 +24,11 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from surefoot.child_environment import narrow
 from surefoot.envs.rewards.call_frames import Forked
 from surefoot.envs.rewards.frames import pack, read_frame
 from surefoot.envs.rewards.marks import RewardFunction
@@ -81,11 +83,12 @@ class _Worker:
 
 def run_nursery(
     control: socket.socket, functions: Mapping[str, RewardFunction], log: int | None, driver: int, memory_mb: int = 0,
-    forked: Forked | None = None,
+    forked: Forked | None = None, pass_env: Sequence[str] = (),
 ) -> NoReturn:  # fmt: skip
     """Serve the driver until it goes. Runs in a fresh fork of the driver."""
     printed = CappedLog(log)
     try:
+        narrow(pass_env)
         os.setsid()
         _leave_the_terminal()
         # Garbage of the driver is the driver's: its finalisers (temporary folders!) must not run here.

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from surefoot.child_environment import check_named, missing_words
 from surefoot.envs.rewards.arguments import COMPLETION_IDS, RESERVED, TRAINER_STATE, asks_for
 from surefoot.envs.rewards.call_frames import Call, Forked, NotJson, write_call
 from surefoot.envs.rewards.frames import REQUEST_CAP
@@ -107,6 +108,8 @@ class RewardPool:
     Start it before the model is loaded. Functions may be closures: workers are forked, not imported.
     `memory_mb` is what one worker may take beyond what it started with, its own children counted; 0 is no cap.
     `forked` holds columns that have no form as data, by task: workers have them by fork.
+    `pass_env` names variables that functions may see beside those every child of ours has (`child_environment`);
+    `warn` is told once of each that they ask for in vain.
 
     Example:
         >>> with RewardPool({"short": lambda completions, **_: [-len(c) for c in completions]}) as pool:
@@ -123,6 +126,8 @@ class RewardPool:
         memory_mb: int = 0,
         log_path: Path | None = None,
         forked: Forked | None = None,
+        pass_env: Sequence[str] = (),
+        warn: Callable[[str, str], object] | None = None,
     ) -> None:
         _check(functions, workers, timeout_s, memory_mb)
         self.functions, self.forked = dict(functions), dict(forked or {})
@@ -132,6 +137,9 @@ class RewardPool:
             for argument in (COMPLETION_IDS, TRAINER_STATE)
         }
         self.timeout_s, self.memory_mb = timeout_s, memory_mb
+        self.pass_env = tuple(pass_env)
+        check_named(self.pass_env)
+        self._warn, self._missed = warn, set[str]()
         self._log_path = log_path
         self._slots = workers
         self._nursery: NurseryLink | None = None
@@ -150,7 +158,7 @@ class RewardPool:
     def start(self) -> RewardPool:
         """Fork the nursery and its first workers. Call this before torch is imported."""
         if self._nursery is None:
-            self._nursery = NurseryLink(self.functions, self._log_path, self.memory_mb, self.forked)
+            self._nursery = NurseryLink(self.functions, self._log_path, self.memory_mb, self.forked, self.pass_env)
             for slot in range(self._slots):
                 self._replace(slot)
         return self
@@ -262,6 +270,7 @@ class RewardPool:
             return
         if answer is None:
             return
+        self._tell_missed([str(name) for name in answer.get("missed", ())])
         busy = self._busy.pop(slot)
         call = replace(busy.call, spent=busy.call.spent + time.monotonic() - busy.began)
         if answer.get("weary"):
@@ -272,6 +281,12 @@ class RewardPool:
             self._record(call, answer["marks"])
         else:
             raise _malformed(call, str(answer.get("malformed")))
+
+    def _tell_missed(self, names: Sequence[str]) -> None:
+        new = [name for name in names if name not in self._missed]
+        self._missed.update(new)
+        if new and self._warn is not None:
+            self._warn(*missing_words(new))
 
     # -- failures -----------------------------------------------------------------
     def _fail(self, slot: int, reason: str) -> None:

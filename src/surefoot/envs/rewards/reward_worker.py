@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from surefoot.child_environment import missed, missing_words
 from surefoot.envs.rewards.arguments import TRAINER_STATE, TrainerState, parameters_of
 from surefoot.envs.rewards.call_frames import Call, Forked, read_call
 from surefoot.envs.rewards.frames import REQUEST_CAP, pack, read_frame
@@ -58,6 +59,7 @@ def work(
         while (frame := read_frame(sock, REQUEST_CAP)) is not None:
             answer = answer_call(frame, functions, memory, forked)
             _flush()
+            _add_missed(answer)
             answer["weary"] = memory.is_heavy() or _is_weary(descriptors)
             sock.sendall(pack(json.dumps(answer).encode()))
     finally:
@@ -117,6 +119,14 @@ def _shown(value: Any) -> str:
 
 def _memory_note(error: BaseException, memory: OwnMemory) -> str:
     return f"reward_memory_mb allows {memory.cap_mb}\n" if isinstance(error, MemoryError) and memory.cap_mb else ""
+
+
+def _add_missed(answer: dict[str, Any]) -> None:
+    """Variables that the function asked for and does not have, for nobody named them; in a failure's words too."""
+    answer["missed"] = missed()
+    if answer["missed"] and "raised" in answer:
+        what, fix = missing_words(answer["missed"])
+        answer["raised"] += f"{what}\n{fix}\n"
 
 
 def _shorten(text: str) -> str:

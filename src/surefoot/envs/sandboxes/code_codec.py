@@ -22,10 +22,14 @@ class NotPlainError(Exception):
 
 
 class Codec:
-    """Values to JSON and back. What is not plain is handed to `keep`, which gives it a name, or refuses."""
+    """Values to JSON and back. What is not plain is handed to `keep`, which gives it a name, or refuses.
 
-    def __init__(self, keep: Callable[[Any], Any], find: Callable[[Any], Any]) -> None:
-        self.keep, self.find = keep, find
+    Args:
+        kept: types that are never plain, and must not be asked what they are.
+    """
+
+    def __init__(self, keep: Callable[[Any], Any], find: Callable[[Any], Any], kept: tuple[type, ...] = ()) -> None:
+        self.keep, self.find, self.kept = keep, find, kept
 
     def pack(self, value: Any, depth: int = 0) -> Any:
         """Plain data, tagged where JSON has no word for it. A subclass travels as what it is built on."""
@@ -33,6 +37,8 @@ class Codec:
             raise NotPlainError(f"data nested deeper than {_DEEPEST}")
         if type(value) in _SIMPLE:
             return value
+        if type(value) in self.kept:
+            return {"o": self.keep(value)}
         if isinstance(value, int):
             return {"i": hex(int(value))}
         if isinstance(value, float):

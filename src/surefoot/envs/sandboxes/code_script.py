@@ -2,7 +2,7 @@
 
 Owns       reading tests without running them: which statements are tests, which names belong to the code.
 Promises   a name that the tests use and nobody defines is the code's; a built-in name never is, so code that defines
-           its own `len` or `sorted` changes nothing for the tests.
+           its own `len` or `sorted` changes nothing for the tests. Each test of a `unittest` class is a test.
 Never      runs anything, and never sees the code.
 """
 
@@ -12,9 +12,12 @@ import ast
 import builtins
 import json
 import symtable
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
+
+from surefoot.envs.sandboxes.code_intent import Intent, read_intent, root_of
 
 TESTER = "_surefoot"
 
@@ -50,12 +53,20 @@ class Plan:
 def plan(tests: str | Sequence[str]) -> Plan:
     """Sort the tests by kind, and write the script.
 
-    A text is split into its statements: asserts, bare calls and blocks with asserts are tests, the rest is preparation.
+    A text is split into its statements: asserts, bare calls and blocks with asserts are tests, and so is each test
+    method of a `unittest.TestCase`; the rest is preparation.
     In a list each entry is one test: Python, or a JSON object with `stdin` and `stdout`, or with `call` and `expect`.
 
     Raises:
         BadTestsError: nothing to run, or not readable.
     """
+    listed = (json.dumps(dict(each)) if isinstance(each, Mapping) else each for each in tests)
+    return _plan(tests if isinstance(tests, str) else tuple(listed))
+
+
+@lru_cache(maxsize=64)
+def _plan(tests: str | tuple[str, ...]) -> Plan:
+    """The same tests judge every answer of a group."""
     try:
         blocks, programs = _from_text(tests) if isinstance(tests, str) else _from_list(tests)
         numbers = sum(is_test for is_test, _ in blocks)
@@ -70,7 +81,10 @@ Block = tuple[bool, list[ast.stmt]]
 
 
 def _from_text(text: str) -> tuple[list[Block], list[ProgramTest]]:
-    return [(_is_test(statement), [statement]) for statement in _statements(text)], []
+    body = _statements(text)
+    cases = _cases(body)
+    blocks = [(_is_test(statement), [statement]) for statement in body if not _runs_cases(statement)]
+    return [*blocks, *((True, [case]) for case in cases)], []
 
 
 def _from_list(tests: Sequence[str]) -> tuple[list[Block], list[ProgramTest]]:
@@ -80,8 +94,9 @@ def _from_list(tests: Sequence[str]) -> tuple[list[Block], list[ProgramTest]]:
         described = _described(test)
         if described is None:
             body = _statements(test)
-            if body:
-                blocks.append((any(map(_is_test, body)), body))
+            cases, body = _cases(body), [each for each in body if not _runs_cases(each)]
+            if body or cases:
+                blocks.append((bool(cases) or any(map(_is_test, body)), [*body, *cases]))
         elif "call" in described:
             blocks.append((True, [_call_of_tester("check_call", json.dumps(described))]))
         else:
@@ -89,14 +104,12 @@ def _from_list(tests: Sequence[str]) -> tuple[list[Block], list[ProgramTest]]:
     return blocks, programs
 
 
-def _described(test: str | Mapping[str, object]) -> dict[str, Any] | None:
+def _described(test: str) -> dict[str, Any] | None:
     """A test given as JSON; None when it is Python."""
-    found = dict(test) if isinstance(test, Mapping) else None
-    if found is None:
-        try:
-            found = json.loads(test) if isinstance(test, str) else None
-        except ValueError:
-            return None
+    try:
+        found = json.loads(test)
+    except ValueError:
+        return None
     if not isinstance(found, dict):
         return None
     if isinstance(found.get("call"), str) and "expect" in found:
@@ -119,17 +132,77 @@ def _is_test(statement: ast.stmt) -> bool:
     return any(isinstance(node, ast.Assert) for node in ast.walk(statement))
 
 
+def _cases(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """One call for each test method of the `unittest` classes; `unittest` itself would swallow what they raise."""
+    methods: dict[str, list[str]] = {}
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            bases = [base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases]
+            if any(base.endswith("TestCase") or base in methods for base in bases):
+                own = [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
+                inherited = [name for base in bases for name in methods.get(base, [])]
+                methods[node.name] = list(
+                    dict.fromkeys([*inherited, *(each for each in own if each.startswith("test"))])
+                )
+    return [_statement(f"{TESTER}.case({name}, {test!r})") for name, tests in methods.items() for test in tests]
+
+
+def _runs_cases(statement: ast.stmt) -> bool:
+    """`unittest.main()` and its kin, also below `if __name__ == ...`: they end the process, or hide every failure."""
+    if isinstance(statement, ast.If):
+        return all(map(_runs_cases, statement.body)) and not statement.orelse
+    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
+        return False
+    node: ast.AST = statement.value
+    while isinstance(node, ast.Call | ast.Attribute):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return isinstance(node, ast.Name) and node.id == "unittest"
+
+
 def _script(blocks: Sequence[Block]) -> str:
-    head = f"from surefoot.envs.sandboxes.code_wire import Tests\n{TESTER} = Tests()\ndel Tests\n"
-    plain = "\n".join(ast.unparse(ast.Module(body, [])) for _, body in blocks)
-    names = "".join(f"{name} = {TESTER}.remote({name!r})\n" for name in _names_of_the_code(plain))
+    plain = ast.Module([statement for _, body in blocks for statement in body], [])
+    names = _names_of_the_code(ast.unparse(plain))
+    intent = read_intent(plain, names)
+    known = f"{sorted(intent.objects)!r}, {sorted(intent.plain)!r}"
+    head = f"from surefoot.envs.sandboxes.code_tester import Tests\n{TESTER} = Tests({known})\ndel Tests\n"
+    head += "".join(f"{name} = {TESTER}.remote({name!r})\n" for name in names)
     module, number = ast.Module([], []), 0
     for is_test, body in blocks:
+        body = [_Outcomes(intent).visit(statement) for statement in body]
         guard = _expression(f"{TESTER}.test({number if is_test else -1})")
         module.body.append(ast.With([ast.withitem(guard)], body))
         number += is_test
     module.body.append(_call_of_tester("end"))
-    return head + names + ast.unparse(ast.fix_missing_locations(module)) + "\n"
+    return head + ast.unparse(ast.fix_missing_locations(module)) + "\n"
+
+
+class _Outcomes(ast.NodeTransformer):
+    """Marks the arguments that the code may change: `fix(xs)` becomes `fix(_surefoot.live(xs))`."""
+
+    def __init__(self, intent: Intent) -> None:
+        self.outcomes = intent.outcomes
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Calls inside it first."""
+        self.generic_visit(node)
+        node.args = list(map(self._marked, node.args))
+        return node
+
+    def _marked(self, word: ast.expr) -> ast.expr:
+        inner = word.value if isinstance(word, ast.Starred) else word
+        if not isinstance(inner, ast.Name | ast.Attribute | ast.Subscript) or not self.outcomes & {*_prefixes(inner)}:
+            return word
+        live = ast.Call(_expression(f"{TESTER}.live"), [inner], [])
+        return ast.Starred(live, ast.Load()) if isinstance(word, ast.Starred) else live
+
+
+def _prefixes(node: ast.expr) -> Iterator[str]:
+    """`a`, `a.b` and `a.b.c` of `a.b.c[0]`."""
+    yield root_of(node) or ""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+        node = node.value
 
 
 def _names_of_the_code(text: str) -> list[str]:
@@ -146,6 +219,10 @@ def _globals_used(table: symtable.SymbolTable, *, is_top: bool) -> set[str]:
 
 def _call_of_tester(method: str, *words: str) -> ast.stmt:
     return ast.Expr(ast.Call(_expression(f"{TESTER}.{method}"), [ast.Constant(word) for word in words], []))
+
+
+def _statement(text: str) -> ast.stmt:
+    return ast.parse(text).body[0]
 
 
 def _expression(text: str) -> ast.expr:

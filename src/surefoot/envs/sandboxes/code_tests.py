@@ -5,13 +5,14 @@
 
 Owns       the verdict.
 Promises   expected values never enter the process that holds the code, and nothing of the code enters the process that
-           compares; a program's printed answer is compared here. What goes wrong on our side, or in the tests, is no
-           verdict (`passed` is None); only what the code did is False.
+           compares; a program's printed answer is compared here. What goes wrong on our side, or in the tests before
+           the code said anything, is no verdict (`passed` is None); what its answers do to the tests is False.
 Never      believes anything that the code says about itself.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import socket
 from collections.abc import Sequence
@@ -26,12 +27,24 @@ from surefoot.errors import ToolError
 
 _HERE = Path(__file__).parent
 _WORKER = (_HERE / "code_worker.py").read_bytes()
-_WIRE = {
-    "surefoot/__init__.py": b"", "surefoot/envs/__init__.py": b"", "surefoot/envs/sandboxes/__init__.py": b"",
-    **{f"surefoot/envs/sandboxes/{name}": (_HERE / name).read_bytes() for name in ("code_wire.py", "code_codec.py")},
-}  # fmt: skip
-"""All of our package that exists in the two sandboxes."""
-_SOLUTION_FROM_AFAR = b"import __main__\n\ndef __getattr__(name):\n    return __main__._surefoot.remote(name)\n"
+
+
+def _copies(*names: str) -> dict[str, bytes]:
+    folders = ("surefoot", "surefoot/envs", "surefoot/envs/sandboxes")
+    files = {f"{folders[-1]}/{name}": (_HERE / name).read_bytes() for name in names}
+    return {f"{folder}/__init__.py": b"" for folder in folders} | files
+
+
+_WIRE = _copies("code_wire.py", "code_codec.py")
+_TESTER = _copies("code_wire.py", "code_codec.py", "code_remote.py", "code_tester.py")
+"""All of our package that exists in the sandbox of the code, and in that of the tests."""
+_SOLUTION_FROM_AFAR = b"""import __main__
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return __main__._surefoot.remote(name)
+"""
 _MORE_TIME_S = 5.0
 """The tests may outlast the code: they have to say that it took too long."""
 _VERDICT_BYTES = 4 * 2**20
@@ -98,12 +111,14 @@ def _trimmed(text: str) -> list[str]:
 def _failed_calls(code: str, planned: Plan, sandbox: Sandbox) -> list[str]:
     """Why tests of the script failed, one word for each that did."""
     nonce = secrets.token_hex(16)
-    longer = replace(sandbox.limits, wall_s=sandbox.limits.wall_s + _MORE_TIME_S, output_bytes=_VERDICT_BYTES)
+    wall_s = sandbox.limits.wall_s + _MORE_TIME_S
+    cpu_s = max(sandbox.limits.cpu_s, math.ceil(wall_s) + 1)  # the deadline comes first
+    longer = replace(sandbox.limits, wall_s=wall_s, cpu_s=cpu_s, output_bytes=_VERDICT_BYTES)
     of_code, of_tests = socket.socketpair()
     with of_code, of_tests:
         source = code.encode("utf-8", "surrogatepass")
         mine = {**_WIRE, "main.py": _WORKER, "solution.py": source}
-        theirs = {**_WIRE, "main.py": planned.script.encode(), "solution.py": _SOLUTION_FROM_AFAR}
+        theirs = {**_TESTER, "main.py": planned.script.encode(), "solution.py": _SOLUTION_FROM_AFAR}
         worker = sandbox.start([python(), "main.py"], b"", mine, link=of_code, silent=True)
         try:
             tester = sandbox.start([python(), "main.py"], nonce.encode() + b"\n", theirs, link=of_tests, limits=longer)
@@ -126,8 +141,9 @@ def _read_verdicts(tester: Watched, worker: Watched, nonce: str, total: int) -> 
     if exit_code(tester) == 0 and said and said[-1] == (-1, ["end"]):
         prepared = failed.pop(-1, None)
         return list(failed.values()) or ([prepared] * total if prepared else [])
-    if tester.killed == "deadline" and said and said[-1][1] == ["value"]:
-        return ["timed_out"] * (total - sum(words[0] == "pass" for number, words in said if number >= 0))
+    if (tester.killed or exit_code(tester) != 0) and any(words == ["value"] for _, words in said):
+        why = {"deadline": "timed_out", "memory": "killed_memory"}.get(tester.killed or "", "broke_tests")
+        return [why] * (total - sum(words[0] == "pass" for number, words in said if number >= 0))
     raise _NoVerdictError("tests_timed_out" if tester.killed == "deadline" else "tests_failed")
 
 
@@ -137,4 +153,10 @@ def _why(error: str, worker: Watched) -> str:
         if worker.killed in ("deadline", "memory"):
             return "timed_out" if worker.killed == "deadline" else "killed_memory"
         return "code_ended"
-    return {"AssertionError": "wrong_answer", "NotPlainError": "not_plain_data"}.get(error, "code_failed")
+    return _WORDS.get(error, "code_failed")
+
+
+_WORDS = {
+    "AssertionError": "wrong_answer", "NotPlainError": "not_plain_data", "NoLengthError": "not_plain_data",
+    "NotLentError": "not_lent",
+}  # fmt: skip

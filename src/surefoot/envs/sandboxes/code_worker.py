@@ -26,25 +26,30 @@ class Worker:
     def __init__(self, link: socket.socket) -> None:
         self.link, self.nonce = link, ""
         self.kept: list[Any] = []
+        self.module: Any = None
+        self.broken: BaseException | None = None
         self.codec = Codec(self._keep, self._find)
 
     def serve(self) -> None:
         """Answer until the tests have gone."""
-        module, broken = _load()
+        self.module, self.broken = _load()
         while True:
             try:
                 question = receive(self.link)
             except CodeGoneError:
                 return
-            self.nonce = question["nonce"]
-            try:
-                if broken is not None:
-                    raise broken
-                answer = self._answer(module, question)
-                send(self.link, {"nonce": question["nonce"], **answer})
-            except BaseException as error:  # noqa: BLE001 - SystemExit too: whatever it raised is its answer
-                raised = {"raised": type(error).__name__, "text": _text(error)}
-                send(self.link, {"nonce": question["nonce"], **raised})
+            self._serve(question)
+
+    def _serve(self, question: dict[str, Any]) -> None:
+        self.nonce = question["nonce"]
+        try:
+            if self.broken is not None:
+                raise self.broken
+            answer = self._answer(self.module, question)
+            send(self.link, {"nonce": question["nonce"], **answer})
+        except BaseException as error:  # noqa: BLE001 - SystemExit too: whatever it raised is its answer
+            raised = {"raised": type(error).__name__, "text": _text(error)}
+            send(self.link, {"nonce": question["nonce"], **raised})
 
     def _answer(self, module: Any, question: dict[str, Any]) -> dict[str, Any]:
         args, kwargs = map(self.codec.unpack, question["args"])
@@ -56,25 +61,30 @@ class Worker:
     def _target(self, module: Any, target: dict[str, Any]) -> Any:
         if "kept" in target:
             return self.kept[target["kept"]]
-        if "of" in target:
-            return getattr(self._target(module, target["of"]), target["name"])
         try:
             return getattr(module, target["name"])
         except AttributeError:
             raise NameError(f"name {target['name']!r} is not defined") from None
 
-    def _keep(self, value: Any) -> int:
+    def _keep(self, value: Any) -> list[Any]:
         self.kept.append(value)
-        return len(self.kept) - 1
+        is_iterator = type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__iter__")
+        kind = "iterator" if is_iterator else "callable" if callable(value) else "object"
+        return [len(self.kept) - 1, kind]
 
     def _find(self, body: dict[str, Any]) -> Any:
+        if "own" in body:
+            return _own(*body["own"])
         if "lent" not in body:
-            return self._target(None, body)
-        nonce, number = self.nonce, body["lent"]
+            return self._target(self.module, body)
+        number = body["lent"]
 
         def lent(*args: Any) -> Any:
+            nonce = self.nonce  # of the question that is being answered, not of the one that lent it
             send(self.link, {"nonce": nonce, "lent": number, "args": self.codec.pack(list(args))})
-            reply = receive(self.link)
+            while "ask" in (reply := receive(self.link)):
+                self._serve(reply)  # the function looks at what it was given
+            self.nonce = nonce
             if "raised" in reply:
                 raise RuntimeError(f"{reply['raised']}: {reply['text']}")
             return self.codec.unpack(reply["value"])
@@ -85,6 +95,8 @@ class Worker:
 _DO: dict[str, Callable[..., Any]] = {
     "call": lambda target, *args, **kwargs: target(*args, **kwargs),
     "value": lambda target: target,
+    "attr": getattr,
+    "callable": callable,
     "list": list,
     "len": len,
     "item": lambda target, key: target[key],
@@ -94,6 +106,16 @@ _DO: dict[str, Callable[..., Any]] = {
     "repr": repr,
     "bool": bool,
 }
+
+
+def _own(module: str, name: str) -> Any:
+    """What the tests have from the standard library, as this process has it."""
+    import importlib  # few tests hand such a thing over
+
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def _load() -> tuple[Any, BaseException | None]:

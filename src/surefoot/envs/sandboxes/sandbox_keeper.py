@@ -41,15 +41,18 @@ def serve(control: socket.socket, parent: int) -> None:
     mother = _Mother()
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
+    with contextlib.suppress(OSError):  # a fork of the caller may hold the other end open after the caller is gone
+        selector.register(os.pidfd_open(parent), selectors.EVENT_READ)
     while os.getppid() == parent:
-        if not selector.select(_LOOK_UP_S):
+        if not any(key.fileobj is control for key, _ in selector.select(_LOOK_UP_S)):
             continue
-        data, descriptors, _, _ = socket.recv_fds(control, 16, MOST_STREAMS)
+        data, descriptors, _, _ = socket.recv_fds(control, 32, MOST_STREAMS)
         if not data:
             return
         try:
             if len(descriptors) >= LEAST_STREAMS:  # fewer: we ran out of them, and the caller hears its link close
-                mother.bear(socket.socket(fileno=os.dup(descriptors[0])), descriptors[1:])
+                link = socket.socket(fileno=os.dup(descriptors[0]))
+                mother.bear(link, descriptors[1:], network=data == kernel.ORDER_WITH_NETWORK)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -60,19 +63,24 @@ class _Mother:
 
     def __init__(self) -> None:
         self.facts = {"landlock": landlock.version()}
-        self.filter = seccomp.program()
+        self.filters = seccomp.programs()
+        self.own = os.pidfd_open(os.getpid())
         self.flags = sum(kernel.NEW_NAMESPACES.values())
         if os.path.exists("/proc/self/ns/cgroup"):
             self.flags |= kernel.NEW_CGROUP
         self.switch_user = os.geteuid() == 0 and _is_mapped("uid", NOBODY) and _is_mapped("gid", NOBODY)
 
-    def bear(self, link: socket.socket, streams: list[int]) -> None:
-        """One sandbox. It waits for its request, which comes only after our answer: its ids are mapped by then."""
+    def bear(self, link: socket.socket, streams: list[int], *, network: bool) -> None:
+        """One sandbox. It waits for its request, which comes only after our answer: its ids are mapped by then.
+
+        Args:
+            network: leave it in our own network. It is then the request's filter that says which sockets it may have.
+        """
         with link:
             try:
-                pid = kernel.clone(self.flags)
+                pid = kernel.clone(self.flags & ~kernel.NEW_NAMESPACES["net"] if network else self.flags)
                 if pid == 0:
-                    live(link, streams, self.filter, switch_user=self.switch_user)
+                    live(link, streams, self.filters, keeper=self.own, switch_user=self.switch_user)
                 self._map_ids(pid)
                 _write(pid, "oom_score_adj", "1000")  # when memory runs out, these go first
                 pidfd = os.pidfd_open(pid)

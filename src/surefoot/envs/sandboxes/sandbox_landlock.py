@@ -1,6 +1,6 @@
 """Landlock: the second wall around files, network and signals, where the kernel has it.
 
-Owns       the rules: read and run what is visible, write in the scratch folder and to the three devices.
+Owns       the rules: read and run what is visible, write in the scratch folder, granted folders and three devices.
 Promises   takes what this kernel's version knows and leaves the rest out.
 Never      replaces the empty root; it holds should a mount turn out to be writable after all.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 
 from surefoot.envs.sandboxes.sandbox_kernel import syscall
 
@@ -31,20 +32,25 @@ def version() -> int:
         return 0
 
 
-def restrict(known: int, scratch: str, devices: list[str]) -> None:
-    """Bind this process, and all it becomes, to the rules. Needs no_new_privs."""
+def restrict(known: int, writable: Sequence[str], devices: Sequence[str], *, network: bool = False) -> None:
+    """Bind this process, and all it becomes, to the rules. Needs no_new_privs.
+
+    Args:
+        network: leave connections alone.
+    """
     if known == 0:
         return
     everything = (1 << _FILE_RIGHTS.get(known, 16)) - 1
     attributes = struct.pack("Q", everything)
     if known >= 4:
-        attributes += struct.pack("Q", _TCP_BIND_CONNECT)
+        attributes += struct.pack("Q", 0 if network else _TCP_BIND_CONNECT)
     if known >= 6:
         attributes += struct.pack("Q", _ABSTRACT_SOCKETS_AND_SIGNALS)
     rules = syscall("landlock rules", _CREATE, attributes, len(attributes), 0)
     try:
         _allow(rules, "/", _EXECUTE | _READ_FILE | _READ_DIR)
-        _allow(rules, scratch, everything & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK))
+        for folder in writable:
+            _allow(rules, folder, everything & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK))
         for device in devices:
             _allow(rules, device, (_READ_FILE | _WRITE_FILE | _TRUNCATE) & everything)
         syscall("landlock", _RESTRICT, rules, 0)

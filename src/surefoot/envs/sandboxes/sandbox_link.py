@@ -25,6 +25,7 @@ from typing import Any
 
 from surefoot.envs.rewards.frames import HEADER, FrameError, take_frame
 from surefoot.envs.rewards.process_tree import family
+from surefoot.envs.sandboxes.sandbox_kernel import ORDER, ORDER_WITH_NETWORK
 from surefoot.errors import ToolFailedError
 
 _SOURCE = str(Path(__file__).resolve().parents[3])
@@ -83,8 +84,11 @@ class Keeper:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
-    def bear(self, streams: Sequence[int]) -> Born:
+    def bear(self, streams: Sequence[int], *, network: bool = False) -> Born:
         """Ask for one sandbox whose program will have these descriptors as 0, 1, 2 and so on.
+
+        Args:
+            network: one that shares the network of this process.
 
         Raises:
             OSError: the kernel refused, and says which call.
@@ -94,7 +98,8 @@ class Keeper:
         ours.settimeout(_PATIENCE_S)
         try:
             with theirs:
-                socket.send_fds(self.control, [b"bear"], [theirs.fileno(), *streams])
+                order = ORDER_WITH_NETWORK if network else ORDER
+                socket.send_fds(self.control, [order], [theirs.fileno(), *streams])
             answer, descriptors = _receive(ours)
         except BaseException:
             ours.close()
@@ -140,12 +145,12 @@ _inherited: list[Keeper] = []
 """Keepers of the process that we were forked from: kept only so that nobody waits for them."""
 
 
-def bear(streams: Sequence[int]) -> Born:
+def bear(streams: Sequence[int], *, network: bool = False) -> Born:
     """One sandbox from the keeper of this process, which is started or replaced when needed."""
     for _ in range(2):
         keeper = _keeper()
         try:
-            return keeper.bear(streams)
+            return keeper.bear(streams, network=network)
         except (ConnectionError, FrameError, TimeoutError):
             _forget(keeper)
     raise ToolFailedError(

@@ -40,9 +40,9 @@ class Report:
         return "\n".join([head, *lines])
 
 
-def bear(streams: Sequence[int]) -> Born:
+def bear(streams: Sequence[int], *, network: bool = False) -> Born:
     """The one place where a sandbox is asked of the kernel."""
-    return sandbox_link.bear(streams)
+    return sandbox_link.bear(streams, network=network)
 
 
 @functools.cache

@@ -1,8 +1,9 @@
 """A filter in front of the kernel: calls that contained code has no honest use for are refused.
 
-Owns       the list, and the filter program made of it.
+Owns       the list, and the filter programs made of it.
 Promises   another machine's call numbers kill the caller; calls newer than this list do not exist (ENOSYS), so that a
            new kernel opens nothing; the filter is inherited and cannot be taken off.
+           A pair of local sockets is connected for good: a datagram pair, which could turn to another socket, is none.
 Never      the only wall: every call here is also useless without privileges, network or files. It makes the kernel's
            surface smaller.
 """
@@ -13,8 +14,9 @@ import ctypes
 import errno
 import platform
 import struct
+from collections.abc import Sequence
 
-from surefoot.envs.sandboxes.sandbox_kernel import number, prctl
+from surefoot.envs.sandboxes.sandbox_kernel import number, prctl, syscall
 
 _ABSENT = -1
 REFUSED: dict[str, tuple[int, int]] = {  # (x86_64, aarch64)
@@ -26,8 +28,6 @@ REFUSED: dict[str, tuple[int, int]] = {  # (x86_64, aarch64)
     "setns": (308, 268), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
     "statmount": (457, 457), "listmount": (458, 458), "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264),
-    # network: a pair of connected local sockets is all there is
-    "socket": (41, 198),
     # memory that no limit counts
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmctl": (31, 195),
     "shmat": (30, 196), "shmdt": (67, 197), "msgget": (68, 186), "msgctl": (71, 187), "msgrcv": (70, 188),
@@ -50,25 +50,45 @@ REFUSED: dict[str, tuple[int, int]] = {  # (x86_64, aarch64)
     "move_pages": (279, 239),
 }  # fmt: skip
 NEWEST_KNOWN = 462
-_CLONE, _CLONE3, _IOCTL, _SOCKETPAIR, _PRLIMIT = (56, 220), (435, 435), (16, 29), (53, 199), (302, 261)
+_CLONE, _CLONE3, _IOCTL, _PRLIMIT, _SECCOMP = (56, 220), (435, 435), (16, 29), (302, 261), (317, 277)
+_SOCKET, _SOCKETPAIR = (41, 198), (53, 199)
 _NEW_NAMESPACE_FLAGS = 0x7E020080
 _TERMINAL_INPUT = (0x5412, 0x541C, 0x5423)
 """TIOCSTI, TIOCLINUX, TIOCSETD: ways to type into a terminal or to change what it is."""
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
-_AF_UNIX = 1
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_STREAM, _SEQUENCED, _KIND_OF_SOCKET = 1, 5, 0xF
 
-_LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+_LOAD, _AND, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERROR, _NOTIFY = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
 _SET_SECCOMP, _MODE_FILTER = 22, 2
+_SET_MODE_FILTER, _NEW_LISTENER = 1, 8
 _DENY, _NO_SUCH_CALL = _ERROR | errno.EPERM, _ERROR | errno.ENOSYS
 
 Instruction = tuple[int, int, int, int]
 
 
-def program() -> bytes:
-    """The filter for this machine, as the kernel reads it."""
+PLAIN, NETWORK, TELLING = "plain", "network", "telling"
+
+
+def programs() -> dict[str, bytes]:
+    """The filters for this machine: no socket at all; internet sockets; and one that tells a listener of those.
+
+    The last one refuses nothing else: it stands behind the second, and its listener answers in the kernel's place.
+    """
+    families = _when(_EQUAL, _AF_INET, _NOTIFY) + _when(_EQUAL, _AF_INET6, _NOTIFY)
+    telling = [(_LOAD, 0, 0, _NR), *_argument_check(number(_SOCKET), _ARG0, families), (_RETURN, 0, 0, _ALLOW)]
+    return {PLAIN: program(), NETWORK: program(_ALLOW), TELLING: _packed(telling)}
+
+
+def program(internet: int = _DENY) -> bytes:
+    """A filter for this machine, as the kernel reads it.
+
+    Args:
+        internet: what becomes of a call that asks for an internet socket. Sockets of other kinds are always refused.
+    """
     lines: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, _AUDIT[platform.machine()]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NR),
     ]  # fmt: skip
@@ -79,12 +99,20 @@ def program() -> bytes:
         if number(numbers) != _ABSENT:
             lines += _when(_EQUAL, number(numbers), _DENY)
     lines += _argument_check(number(_CLONE), _ARG0, _when(_ANY_BIT, _NEW_NAMESPACE_FLAGS, _DENY))
-    lines += _argument_check(number(_SOCKETPAIR), _ARG0, _unless(_EQUAL, _AF_UNIX, _DENY))
+    families = _when(_EQUAL, _AF_INET, internet) + _when(_EQUAL, _AF_INET6, internet)
+    lines += _argument_check(number(_SOCKET), _ARG0, [*families, (_RETURN, 0, 0, _DENY)])
+    kinds = [(_LOAD, 0, 0, _ARG1), (_AND, 0, 0, _KIND_OF_SOCKET), *_when(_EQUAL, _STREAM, _ALLOW)]
+    pair = [*_unless(_EQUAL, _AF_UNIX, _DENY), *kinds, *_unless(_EQUAL, _SEQUENCED, _DENY)]
+    lines += _argument_check(number(_SOCKETPAIR), _ARG0, pair)
     # Limits of another process: the first one has the same user, and must live to report.
     lines += _argument_check(number(_PRLIMIT), _ARG0, _unless(_EQUAL, 0, _DENY))
     terminal = [line for request in _TERMINAL_INPUT for line in _when(_EQUAL, request, _DENY)]
     lines += _argument_check(number(_IOCTL), _ARG1, terminal)
     lines.append((_RETURN, 0, 0, _ALLOW))
+    return _packed(lines)
+
+
+def _packed(lines: Sequence[Instruction]) -> bytes:
     return b"".join(struct.pack("HBBI", *line) for line in lines)
 
 
@@ -96,7 +124,7 @@ def _unless(test: int, value: int, action: int) -> list[Instruction]:
     return [(test, 1, 0, value), (_RETURN, 0, 0, action)]
 
 
-def _argument_check(call: int, where: int, check: list[Instruction]) -> list[Instruction]:
+def _argument_check(call: int, where: int, check: Sequence[Instruction]) -> list[Instruction]:
     """Look at an argument of one call (its lower half; flags and requests have no upper one), then allow it."""
     inside = [(_LOAD, 0, 0, where), *check, (_RETURN, 0, 0, _ALLOW)]
     return [(_EQUAL, 0, len(inside), call), *inside]
@@ -104,6 +132,17 @@ def _argument_check(call: int, where: int, check: list[Instruction]) -> list[Ins
 
 def install(filter_program: bytes) -> None:
     """Put the filter in front of this process and all it becomes. Needs no_new_privs."""
-    buffer = ctypes.create_string_buffer(filter_program, len(filter_program))
-    header = struct.pack("HxxxxxxP", len(filter_program) // 8, ctypes.addressof(buffer))
+    header, _buffer = _header(filter_program)
     prctl("seccomp filter", _SET_SECCOMP, _MODE_FILTER, header)
+
+
+def install_telling(filter_program: bytes) -> int:
+    """The same for a filter that tells a listener; its descriptor. An OSError where somebody listens already."""
+    header, _buffer = _header(filter_program)
+    return syscall("seccomp listener", number(_SECCOMP), _SET_MODE_FILTER, _NEW_LISTENER, header)
+
+
+def _header(filter_program: bytes) -> tuple[bytes, object]:
+    """What the kernel is given, and the memory that it points to."""
+    buffer = ctypes.create_string_buffer(filter_program, len(filter_program))
+    return struct.pack("HxxxxxxP", len(filter_program) // 8, ctypes.addressof(buffer)), buffer

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from surefoot.envs.sandboxes.sandbox_root import SCRATCH
 from surefoot.errors import ConfigError
 
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.cache", "/etc/alternatives")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.cache", "/etc/alternatives")
 _TAKEN = (SCRATCH, "/dev", "/proc", "/sys", "/.host")
 
 
@@ -26,11 +26,15 @@ def python() -> str:
 
 def views(read_only: Iterable[Path]) -> list[str]:
     """Absolute paths to show, outer ones first, none inside another."""
-    asked = [_checked(path) for path in read_only]
-    home = os.path.realpath(sys.base_prefix)
+    asked = [checked(path) for path in read_only]
+    return outermost([*SYSTEM, os.path.realpath(sys.base_prefix), os.path.dirname(python()), *asked])
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """Those that exist, outer ones first, none inside another."""
     chosen: list[str] = []
-    for path in sorted([*_SYSTEM, home, os.path.dirname(python()), *asked], key=len):
-        if os.path.lexists(path) and not any(_is_inside(path, other) for other in chosen):
+    for path in sorted(paths, key=len):
+        if os.path.lexists(path) and not any(is_inside(path, other) for other in chosen):
             chosen.append(path)
     return chosen
 
@@ -44,7 +48,7 @@ def environment(read_only: Iterable[Path]) -> dict[str, str]:
     }  # fmt: skip
     if library in os.environ.get("LD_LIBRARY_PATH", "").split(":"):  # a Python that does not find its own library
         known["LD_LIBRARY_PATH"] = library
-    folders = [str(path) for path in map(_checked, read_only) if os.path.isdir(path)]
+    folders = [str(path) for path in map(checked, read_only) if os.path.isdir(path)]
     return known | ({"PYTHONPATH": ":".join(folders)} if folders else {})
 
 
@@ -60,9 +64,10 @@ def checked_name(name: str) -> str:
     return str(path)
 
 
-def _checked(path: Path) -> str:
+def checked(path: Path) -> str:
+    """A path of the host that may be shown, with its links followed; a `ConfigError` for one that may not."""
     real = os.path.realpath(path)
-    if real == "/" or any(_is_inside(real, taken) for taken in _TAKEN):
+    if real == "/" or any(is_inside(real, taken) for taken in _TAKEN):
         raise ConfigError(
             f"the sandbox cannot show {real}",
             "the whole host, devices and kernel files are what it keeps out",
@@ -73,5 +78,6 @@ def _checked(path: Path) -> str:
     return real
 
 
-def _is_inside(path: str, folder: str) -> bool:
+def is_inside(path: str, folder: str) -> bool:
+    """Whether a path is this folder, or lies below it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")

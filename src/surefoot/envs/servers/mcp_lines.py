@@ -18,8 +18,8 @@ from surefoot.envs.strict_json import loads
 CRASHED, TIMEOUT, FLOODED, PROTOCOL = "tool_crashed", "tool_timeout", "tool_flooded", "tool_protocol"
 UNAVAILABLE, OVERLOADED = "tool_unavailable", "tool_overloaded"
 """Reasons under which a rollout has no verdict."""
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|"|[\[{\]}]', re.DOTALL)
-"""A whole text, the beginning of one that has no end, or a bracket."""
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+(")?|[\[{\]}]', re.DOTALL)
+"""A whole text, one that has no end (and so no first group), or a bracket."""
 _HALF_ESCAPE = re.compile(r"(?<!\\)((?:\\\\)*)\\(?:u[0-9a-fA-F]{0,3})?\Z")
 
 
@@ -109,7 +109,7 @@ def salvage(head: bytes, size: int) -> dict[str, Any]:
             brackets += b"]" if token == b"[" else b"}"
         elif token in (b"]", b"}"):
             del brackets[-1:]
-        elif token == b'"':
+        elif match[1] is None:
             place = match.start()
             break
     else:

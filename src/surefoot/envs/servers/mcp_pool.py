@@ -33,10 +33,10 @@ class Counts(Counter[str]):
         super().__init__()
         self._lock = threading.Lock()
 
-    def add(self, name: str) -> None:
-        """Once more."""
+    def add(self, name: str, times: int = 1) -> None:
+        """So many more."""
         with self._lock:
-            self[name] += 1
+            self[name] += times
 
 
 STARTS = 8
@@ -51,6 +51,8 @@ class Pool:
         self.pinned: Listing | None = None
         self.last_words = ""
         """Standard error of the last connection that failed."""
+        self.denied = 0
+        """Attempts of its processes to reach the network, all refused."""
         self._era = Era()
         self._http: Any = None
         self._starts = asyncio.Semaphore(STARTS)
@@ -69,7 +71,7 @@ class Pool:
             raise WireFault(UNAVAILABLE, "is being closed")
         if self.server.url is not None and self._http is None:
             self._http = http_connections(self.limits)
-        connection = Connection(self.server, self.limits, self._era, self._http)
+        connection = Connection(self.server, self.limits, self._era, self._http, self._denied)
         self._alive.add(connection)
         try:
             async with self._starts:
@@ -83,6 +85,11 @@ class Pool:
             raise
         self.counts.add("connections")
         return connection
+
+    def _denied(self, attempts: int) -> None:
+        """A contained server tried to reach the network so often; 0 says that nobody can count here."""
+        self.denied += attempts
+        self.counts.add("egress_denied" if attempts else "egress_not_counted", attempts or 1)
 
     async def _connect_patiently(self) -> Connection:
         """As many attempts as the limits allow, with growing pauses."""

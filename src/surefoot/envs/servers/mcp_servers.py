@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
+from surefoot.addresses import holds_credentials, keeps_a_key
 from surefoot.errors import ToolError
 
 MIB = 1 << 20
@@ -91,7 +93,7 @@ class Server:
     """`isolated`: every rollout has a server (or session) of its own. `shared`: all rollouts see the same state."""
     connections: int = 1
     """How many clients a shared server has."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables for the server, beside PATH and the language; nothing else of our environment is passed on."""
     cwd: Path | None = None
     tools: tuple[str, ...] | None = None
@@ -103,9 +105,17 @@ class Server:
     probe_answer: str | None = None
     """What the probe has to be answered with, spaces around it left out; any answer but an error when left out."""
     token_env: str | None = None
-    """Name of the variable that holds the bearer token for `url`."""
+    """Name of the variable that holds the bearer token for `url`, which is then https or on this machine."""
     warm: int = 0
     """Servers started ahead, each for one rollout to come."""
+    sandbox: bool = True
+    """Whether a command runs contained. False is the explicit word for one with all our rights; the run shows it."""
+    read: tuple[Path, ...] = ()
+    """Folders and files that a contained server may read, beside the system and its own installation."""
+    write: tuple[Path, ...] = ()
+    """Folders in which a contained server may make and change files."""
+    network: bool = False
+    """Whether a contained server has the network: all of it, this machine's own ports included."""
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -115,6 +125,21 @@ class Server:
                 "a server that is not declared clearly is not started",
                 "correct its declaration",
             )
+
+    @property
+    def contained(self) -> bool:
+        """Whether it runs in a sandbox."""
+        return bool(self.command) and self.sandbox
+
+    @property
+    def containment(self) -> str:
+        """What it may reach, in words, for plans and reports."""
+        if not self.command:
+            return "over HTTP: runs elsewhere" if self.url is not None else "in this process"
+        if not self.sandbox:
+            return 'NOT contained ("sandbox": false): your files, your network, your rights'
+        grants = [f"reads {path}" for path in self.read] + [f"writes {path}" for path in self.write]
+        return ", ".join(["contained", *grants, "has the network" if self.network else "no network"])
 
     @property
     def place(self) -> str:
@@ -134,8 +159,8 @@ class Server:
         words: Any = self.command  # whoever calls us may not check types
         if not isinstance(words, tuple | list) or any(not isinstance(word, str) or "\0" in word for word in words):
             return f"command is a list of texts, not {self.command!r}"
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            return f"{self.url!r} is no address; it begins with http:// or https://"
+        if self.url is not None and (problem := self._address_problem(self.url)):
+            return problem
         if self.in_memory is not None and not callable(self.in_memory):
             return "in_memory is a function that makes a server; one object would be the same for every rollout"
         if self.isolation not in ("isolated", "shared"):
@@ -144,8 +169,32 @@ class Server:
             return f"connections = {self.connections} and warm = {self.warm}: at least 1 and 0"
         if self.probe_answer is not None and self.probe is None:
             return "an answer is expected of a probe that it does not have"
+        if (self.read or self.write or self.network) and not self.contained:
+            return "read, write and network are grants to a contained server; this one " + (
+                "has all of it with sandbox = false" if self.command else "is no command that we start"
+            )
         if self.token_env is not None and not os.environ.get(self.token_env):
             return f"its token should be in the variable {self.token_env}, which is not set"
+        return None
+
+    def _address_problem(self, url: str) -> str | None:
+        """The rule of `engine.url`: nothing secret in an address, and no key where others can read it."""
+        if not url.isprintable() or set(url) & set(" \\"):
+            return "its address holds a blank, a backslash or a character that cannot be seen"
+        try:
+            if holds_credentials(url):
+                return (
+                    "its address holds a user name or password, and addresses are logged; name a variable in token_env"
+                )
+            if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
+                return f"{url!r} is no address; it begins with http:// or https://"
+        except ValueError as error:
+            return f"its address cannot be read: {error}"
+        if self.token_env is not None and not keeps_a_key(url):
+            return (
+                f"the token in {self.token_env} would go to {url} in clear text, where anybody on the way can read it; "
+                "use https, or a server on this machine"
+            )
         return None
 
 

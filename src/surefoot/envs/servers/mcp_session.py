@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -53,8 +53,10 @@ class Era:
 class Connection:
     """One client of one server. `open` it, `call` it any number of times, `close` it; all inside one event loop."""
 
-    def __init__(self, server: Server, limits: Limits, era: Era, http: Any = None) -> None:
-        self.server, self.limits, self.era, self._http = server, limits, era, http
+    def __init__(
+        self, server: Server, limits: Limits, era: Era, http: Any = None, denied: Callable[[int], None] | None = None
+    ) -> None:  # fmt: skip
+        self.server, self.limits, self.era, self._http, self._denied = server, limits, era, http, denied
         self.fault: WireFault | None = None
         self.listing: Listing | None = None
         self.stale = False
@@ -183,7 +185,7 @@ class Connection:
 
     @contextlib.asynccontextmanager
     async def _over_process(self) -> AsyncIterator[Any]:
-        self.process = ServerProcess(self.server, self.limits)
+        self.process = ServerProcess(self.server, self.limits, self._denied)
         bridge = Bridge(self.process, self.limits, self._blame, self._list_changed)
         async with bridge.streams(lambda: 0.0 if self.fault or self._is_stuck() else self.limits.shutdown_s) as streams:
             yield streams

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 
+from surefoot.envs.servers import server_views
 from surefoot.envs.servers.mcp_lines import UNAVAILABLE, WireFault
 from surefoot.envs.servers.mcp_pins import Listing, check_pin
 from surefoot.envs.servers.mcp_pool import Pool
@@ -38,13 +39,17 @@ async def begin(pool: Pool, pin: str | None, timeout_s: float) -> Listing:
         await _probe(connection, pool.server, timeout_s)
     except WireFault as fault:
         tail = connection.tail() if connection is not None else pool.last_words
-        raise unavailable(pool.server, fault, tail) from fault
+        raise unavailable(pool.server, fault, tail, pool.denied) from fault
     pool.adopt(connection)
     return listing
 
 
-def unavailable(server: Server, fault: WireFault, tail: str) -> ToolError:
-    """A server that the run cannot begin with."""
+def unavailable(server: Server, fault: WireFault, tail: str, denied: int = 0) -> ToolError:
+    """A server that the run cannot begin with.
+
+    Args:
+        denied: how often it tried to reach the network and was refused.
+    """
     hint = ""
     loose = [word for word in server.command[1:] if not os.path.isabs(word) and os.path.isfile(word)]
     if loose and server.cwd is None:
@@ -52,7 +57,7 @@ def unavailable(server: Server, fault: WireFault, tail: str) -> ToolError:
     return ToolError(
         f"tool server {server.name} ({printable(server.place)[:200]}) {fault.text}" + indented(tail),
         "a server is available when it shakes hands, lists its tools and answers its probe as it should",
-        f"run its command by hand and look at what it says{hint}",
+        f"run its command by hand and look at what it says{hint}{server_views.hint(server, tail, denied)}",
     )
 
 

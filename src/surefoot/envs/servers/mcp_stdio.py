@@ -1,6 +1,6 @@
 """A tool server as a process of its own: what it says, line by line, as long as it behaves.
 
-Owns       the process (through its keeper), its pipes, its private folder and the last of its standard error.
+Owns       the process (`server_child.py` starts it, contained or not), its pipes and the last of its standard error.
 Promises   no line, no total and no rate beyond the limits ever reaches memory; what is not strict JSON is a fault,
            not a message; a server that does not read is given up; after `end` the process, all its descendants, its
            descriptors and its folder are gone.
@@ -16,18 +16,12 @@ Read next: `mcp_session.py`, which speaks MCP over it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from surefoot.envs.servers import server_keeper
 from surefoot.envs.servers.mcp_lines import (
     CRASHED,
     FLOODED,
@@ -39,6 +33,8 @@ from surefoot.envs.servers.mcp_lines import (
     message_of,
 )
 from surefoot.envs.servers.mcp_servers import Limits, Server
+from surefoot.envs.servers.server_child import Child, started
+from surefoot.envs.servers.server_keeper import PATIENCE_S
 from surefoot.safe_text import redact, spelled_out
 
 _PIECE = 64 * 1024
@@ -107,57 +103,27 @@ class Pipe:
 class ServerProcess:
     """One running server. Make it inside an event loop; `end` it, whatever happens."""
 
-    def __init__(self, server: Server, limits: Limits) -> None:
+    def __init__(self, server: Server, limits: Limits, denied: Callable[[int], None] | None = None) -> None:
         self.server, self.limits = server, limits
-        self.folder = tempfile.mkdtemp(prefix="surefoot-tool-")
-        try:
-            self._start()
-        except OSError as error:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            raise WireFault(UNAVAILABLE, f"cannot be started: {error}") from error
         self._stderr, self.stderr_bytes = bytearray(), 0
         self._said_at = 0
         """Bytes of its standard error that were there when it last said something on its output."""
+        self.denied = 0
+        """Attempts to reach the network that its sandbox refused."""
+        self._tell_denied = denied
         self._unasked = Bucket(limits.messages_per_s)
         self._unasked_bytes = Bucket(4.0 * limits.max_line_bytes)
         self._bytes = Bucket(limits.bytes_per_s)
-
-    def _start(self) -> None:
-        """The keeper, which starts the server; three pipes to the server and one to the keeper."""
-        control_theirs, control_ours = os.pipe()
-        keeper = [
-            sys.executable,
-            "-I",
-            "-S",
-            server_keeper.__file__,
-            str(os.getpid()),
-            str(control_theirs),
-            self.folder,
-        ]
         try:
-            self._process = subprocess.Popen(
-                [*keeper, *self.server.command],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-                env=self.server.environment(self.folder), cwd=self.server.cwd or self.folder,
-                start_new_session=True, pass_fds=(control_theirs,),
-            )  # fmt: skip
-        except OSError:
-            os.close(control_ours)
-            raise
-        finally:
-            os.close(control_theirs)
-        self._control: int | None = control_ours
-        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
-        # Copies under numbers of our own, so that nobody but Pipe ever closes them.
-        self._in, self._out, self._err = (Pipe(os.dup(s.fileno())) for s in streams if s is not None)
-        for stream in streams:
-            if stream is not None:
-                stream.close()
+            self.child: Child = started(server, self._keep, self._deny)
+        except OSError as error:
+            raise WireFault(UNAVAILABLE, f"cannot be started: {error}") from error
+        self._in, self._out, self._err = (Pipe(descriptor) for descriptor in self.child.streams)
 
-    @property
-    def pid(self) -> int:
-        """The keeper's process."""
-        return self._process.pid
+    def _deny(self, attempts: int) -> None:
+        self.denied += attempts
+        if self._tell_denied is not None:
+            self._tell_denied(attempts)
 
     # -- talking ---------------------------------------------------------------------------
     async def messages(self) -> AsyncIterator[tuple[dict[str, Any], int]]:
@@ -211,17 +177,18 @@ class ServerProcess:
         """
         kept = min(self.stderr_bytes - self._said_at, 4096) if since_it_spoke else 4096
         text = bytes(self._stderr[-kept:] if kept else b"").decode("utf-8", errors="replace").strip()
-        return spelled_out(redact("\n".join(text.splitlines()[-_TAIL_LINES:]), {**os.environ, **self.server.env}))
+        lines = text.replace("\r\n", "\n").split("\n")[-_TAIL_LINES:]  # what else ends a line somewhere is spelled out
+        return spelled_out(redact("\n".join(lines), {**os.environ, **self.server.env}))
 
     # -- ending ----------------------------------------------------------------------------
     async def exit_status(self, patience_s: float) -> int | None:
         """As a shell would say it; None when it has not ended in time."""
         give_up = time.monotonic() + patience_s
-        while self._process.poll() is None:
+        while (status := self.child.poll()) is None:
             if time.monotonic() >= give_up:
                 return None
             await asyncio.sleep(0.003)
-        return self._process.returncode
+        return status
 
     async def end(self, grace_s: float) -> None:
         """Close its input, wait so long for it to go by itself, then end it and everything it started."""
@@ -231,21 +198,15 @@ class ServerProcess:
                 await self.exit_status(grace_s)
         finally:
             self.kill()
-            if await self.exit_status(server_keeper.PATIENCE_S + 1.0) is None:
-                self._process.kill()  # somebody stopped the keeper; the server dies with it
-                self._process.wait()
+            if await self.exit_status(PATIENCE_S + 1.0) is None:
+                self.child.destroy()
 
     def kill(self) -> None:
-        """Have the keeper end everything, at once; close our ends and forget the folder. May be called twice."""
+        """End everything, at once, and close our ends. May be called twice."""
         self.hear()
-        if self._control is not None:
-            with contextlib.suppress(BrokenPipeError):  # a keeper that is gone has done its work
-                os.write(self._control, b"!")  # closing is not enough: a fork of ours may hold the pipe open
-            os.close(self._control)
-            self._control = None
+        self.child.stop()
         for pipe in (self._in, self._out, self._err):
             pipe.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def hear(self) -> None:
         """What it wrote to its standard error and nobody read yet, without waiting; only inside the event loop."""

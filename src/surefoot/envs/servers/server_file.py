@@ -17,7 +17,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from surefoot.errors import ToolError
 _KINDS: Mapping[str, type] = {
     "command": str, "args": list, "url": str, "isolation": str, "connections": int, "env": dict, "pass_env": list,
     "tools": list, "idempotent": list, "probe": dict, "token_env": str, "warm": int, "sha256": str,
+    "sandbox": bool, "read": list, "write": list, "network": bool,
 }  # fmt: skip
 _LARGEST = 1 << 20
 
@@ -71,10 +72,12 @@ def _misfits(table: Any) -> Iterator[str]:
 
 def _entries(name: str, server: Mapping[str, Any]) -> Iterator[str]:
     """What lists and tables hold."""
-    for key in ("args", "pass_env", "tools", "idempotent"):
+    for key in ("args", "pass_env", "tools", "idempotent", "read", "write"):
         value = server.get(key)
         if isinstance(value, list) and any(not isinstance(each, str) for each in value):
             yield f"{name}: {key} holds something that is not text"
+    if "sandbox" in server and "command" not in server:
+        yield f"{name}: sandbox is for a command that is started here; a server at an address is not ours to contain"
     env, probe = server.get("env"), server.get("probe")
     if isinstance(env, dict) and any(not isinstance(value, str) for value in env.values()):
         yield f"{name}: env holds something that is not text"
@@ -101,7 +104,14 @@ def _server(name: str, given: Mapping[str, Any], here: Path) -> Server:
         tools=tuple(given["tools"]) if "tools" in given else None, idempotent=tuple(given.get("idempotent", ())),
         probe=None if probe is None else (probe["tool"], probe["arguments"]), token_env=given.get("token_env"),
         probe_answer=None if probe is None else probe.get("expect"), warm=given.get("warm", 0),
+        sandbox=given.get("sandbox", True), network=given.get("network", False),
+        read=_paths(given.get("read", ()), here), write=_paths(given.get("write", ()), here),
     )  # fmt: skip
+
+
+def _paths(words: Iterable[str], here: Path) -> tuple[Path, ...]:
+    """Granted folders; a relative one is found from the file's own folder."""
+    return tuple(here / os.path.expanduser(word.replace("{here}", str(here))) for word in words)
 
 
 def _refused(path: Path, problems: list[str]) -> ToolError:

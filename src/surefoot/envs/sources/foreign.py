@@ -1,9 +1,9 @@
 """Environments whose packages conflict with ours, in a process and a Python of their own.
 
 Owns       the processes of `foreign_host.py`: how they are started, asked and ended.
-Promises   explicit argv, no shell; an environment of its own without our secrets and our packages; lines, bytes and
-           seconds are bounded; a process that overruns, floods or talks nonsense is ended with everything it started,
-           and only its own rollout is lost; what it printed last stands in the error.
+Promises   explicit argv, no shell; of our environment only listed variables, and none that leads to our packages;
+           lines, bytes and seconds are bounded; a process that overruns, floods or talks nonsense is ended with
+           everything it started, and only its own rollout is lost; what it printed last stands in the error.
 Never      runs foreign code in this process.
 
 Read next: `foreign_host.py`, the other side; `world_pool.py`, which asks.
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from surefoot.child_environment import inherited
 from surefoot.envs.rewards.process_tree import kill_tree
 from surefoot.envs.servers.tool_text import readable
 from surefoot.envs.sources import foreign_host
@@ -28,7 +29,6 @@ from surefoot.envs.sources.tool_threads import CRASHED, TIMEOUT, UNAVAILABLE
 from surefoot.envs.sources.world_pool import WorldLimits, WorldToolkit
 from surefoot.envs.strict_json import loads
 from surefoot.errors import ToolError, ToolFailedError
-from surefoot.safe_text import is_secret_name
 
 FLOODED, PROTOCOL = "tool_flooded", "tool_protocol"
 GRACE_S = 0.3
@@ -46,7 +46,8 @@ class ForeignToolkit(WorldToolkit):
         file: a Python file of yours that wraps the foreign environment.
         name: the class or function in it that makes one.
         form: whether that is an environment class in TRL's form, or has Gymnasium's `reset` and `step`.
-        env: variables for the process, besides ours; ours without secrets and without what leads to our packages.
+        env: variables for the process besides those that every child of ours has (`child_environment`), less what
+            leads to our packages.
     """
 
     def __init__(
@@ -68,8 +69,7 @@ class ForeignToolkit(WorldToolkit):
 
 
 def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not is_secret_name(name) and name not in _OURS}
-    return {**kept, **extra}
+    return {name: value for name, value in inherited().items() if name not in _OURS} | dict(extra)
 
 
 class ProcessRunner:

@@ -24,7 +24,7 @@ _PLAIN: dict[Any, str] = {
 _ARGS = ("Args:", "Arguments:")
 _SECTIONS = (*_ARGS, "Returns:", "Return:", "Raises:", "Yields:", "Example:", "Examples:", "Note:", "Notes:")
 _ENDS_DESCRIPTION = (*_ARGS, "Returns:", "Return:", "Raises:")
-_ENTRY = re.compile(r"(\w+)[ \t]*(?:\([^)]*\))?[ \t]*:(.*)")
+_ENTRY = re.compile(r"(\w+)[ \t]*(?:\([^)]*\)[ \t]*)?:(.*)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 

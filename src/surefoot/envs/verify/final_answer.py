@@ -15,6 +15,7 @@ Read next: `verify_math.py` and `verify_choice.py`, which judge it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 MAX_TEXT = 1_000_000
@@ -96,14 +97,26 @@ def unwrapped(text: str) -> str:
         >>> unwrapped(" **$42$.** "), unwrapped("$5"), unwrapped("$5 + $6")
         ('42', '$5', '$5 + $6')
     """
+    start, end = 0, len(text)  # places and not pieces: a copy for every sign would cost the length squared
     before = None
-    while before != text:
-        before, text = text, text.strip().strip("*")
-        if text.endswith(".") and not text.endswith(".."):
-            text = text[:-1]
+    while before != (start, end):
+        before = start, end
+        start, end = _stripped(text, start, end, str.isspace)
+        start, end = _stripped(text, start, end, "*".__eq__)
+        if text.endswith(".", start, end) and not text.endswith("..", start, end):
+            end -= 1
         for left, right in _WRAPPERS:
-            inside = text[len(left) : -len(right)]
-            if text.startswith(left) and text.endswith(right) and len(text) > len(left + right) and left not in inside:
-                text = inside
+            first, last = start + len(left), end - len(right)
+            framed = first < last and text.startswith(left, start, end) and text.endswith(right, start, end)
+            if framed and text.find(left, first, last) < 0:
+                start, end = first, last
                 break
-    return text
+    return text[start:end]
+
+
+def _stripped(text: str, start: int, end: int, sets_off: Callable[[str], object]) -> tuple[int, int]:
+    while start < end and sets_off(text[start]):
+        start += 1
+    while start < end and sets_off(text[end - 1]):
+        end -= 1
+    return start, end

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
-_SENTENCE_END = re.compile(r"[.!?\u3002]+(?=\s|$)")
+_SENTENCE_END = re.compile(r"(?<![.!?\u3002])[.!?\u3002]++(?=\s|$)")
 _BULLET = re.compile(r"^\s{0,8}[*\-\u2022]\s+\S", re.MULTILINE)
 _FENCE = re.compile(r"^```[^\n`]*\n(.*)\n```$", re.DOTALL)
 _JSON_CAP = 1_000_000

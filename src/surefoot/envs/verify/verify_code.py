@@ -11,7 +11,6 @@ Read next: `code_tests.py`, which judges from outside the sandbox.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from surefoot.envs.sandbox import Sandbox
 
 MAX_CODE = 100_000
-_BLOCK = re.compile(r"^```[^\n`]*\n(.*?)^```\s*$", re.DOTALL | re.MULTILINE)
+FENCE = "```"
 
 
 def verify_code(tests: Any, completion: str) -> float:
@@ -74,8 +73,26 @@ def code_of(completion: str) -> str:
         'def f(): return 1\\n'
     """
     said = without_reasoning(completion)
-    blocks = _BLOCK.findall(said)
-    return str(blocks[-1]) if blocks else said
+    blocks = _fenced(said)
+    return blocks[-1] if blocks else said
+
+
+def _fenced(text: str) -> list[str]:
+    """What stands between a line that opens a fence (a language may follow) and the next that is a fence alone."""
+    blocks: list[str] = []
+    inside: list[str] | None = None
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        is_fence = line.startswith(FENCE)
+        if inside is None:
+            if is_fence and "`" not in line[len(FENCE) :] and number < len(lines) - 1:
+                inside = []
+        elif is_fence and not line[len(FENCE) :].strip():
+            blocks.append("".join(f"{each}\n" for each in inside))
+            inside = None
+        else:
+            inside.append(line)
+    return blocks
 
 
 _permitted = [False]

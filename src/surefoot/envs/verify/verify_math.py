@@ -33,7 +33,7 @@ _SIGNS = str.maketrans({
 _UNFINISHED = re.compile(r"\\(?:int|iint|oint|sum|prod|lim|binom|det|frac\s*\{\s*d|partial|pmod|bmod|mod|gcd|lcm)|!")
 _LONG_NUMBER = re.compile(r"[0-9]{31,}|[0-9]{4,}\s*\)*!")
 _POWER = re.compile(r"(?:\^|\*\*)\s*(?:[{(]+[^{}()^]*|[0-9]+)")
-_TOWER = re.compile(r"(?:\^|\*\*)\s*[({]*(?:[0-9.\s]+|[({][0-9.\s]+[)}])(?:\^|\*\*|!)")
+_TOWER = re.compile(r"(?:\^|\*\*)(?:[0-9.\s]++|\s*+[({]++[0-9.\s]++[)}]?+)(?:\^|\*\*|!)")
 MAX_POWER = 10_000
 """All numbers in all exponents of an answer, multiplied: what a number could be raised to."""
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ '-][A-Za-z]+)*")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from surefoot.errors import ConfigError
+from surefoot.git_calls import OwnPrograms, own_programs
 from surefoot.harness.bisect.introduced import introduced, older_name
 from surefoot.harness.bisect.options import INTRODUCED, Options
 from surefoot.harness.bisect.repository import Repository
@@ -22,8 +24,11 @@ def open_tree(options: Options) -> Repository:
     if run_git(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}", check=False).returncode:
         raise ConfigError("this repository has no commit", "commits are searched", "commit something first")
     _no_unfinished_work(root)
+    own = own_programs(root)
+    _no_own_filters(own)
+    _no_hook_on_references(root)
     _clean(root)
-    return Repository(root)
+    return Repository(root, own)
 
 
 def _no_unfinished_work(root: Path) -> None:
@@ -32,6 +37,26 @@ def _no_unfinished_work(root: Path) -> None:
     for name in _UNFINISHED:
         if _git_path(root, name).exists():
             raise ConfigError(f"{name} exists: something is half done here", "it would be lost", "finish or abort it")
+
+
+def _no_own_filters(own: OwnPrograms) -> None:
+    if own.filters:
+        raise ConfigError(
+            f"this repository's own config names programs that change files on checkout: {', '.join(own.filters)}",
+            "what a repository names is not run, and without it other files would be tested than yours",
+            "if you trust it, put it into your own config: git config --global NAME VALUE, with the same value",
+        )
+
+
+def _no_hook_on_references(root: Path) -> None:
+    """`git bisect` runs this one hook even when core.hooksPath says that there are none."""
+    hook = root / run_git(root, "rev-parse", "--git-common-dir").stdout.rstrip("\n") / "hooks" / "reference-transaction"
+    if os.access(hook, os.X_OK):
+        raise ConfigError(
+            f"this repository has a hook that git bisect would run at every step: {hook}",
+            "what a repository names is not run, and git can not be told to leave this one out",
+            f"put it aside while you bisect: mv {shlex.quote(str(hook))} {shlex.quote(str(hook) + '.off')}",
+        )
 
 
 def _git_path(root: Path, name: str) -> Path:

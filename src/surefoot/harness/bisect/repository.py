@@ -2,41 +2,43 @@
 
 Owns       every checkout, and the memory of where the user was.
 Promises   the user's config stays untouched (settings travel with each call); what the command changed in tracked files
-           never reaches the next commit; a file of the user's that git does not know is never overwritten.
+           never reaches the next commit; a file of the user's that git does not know is never overwritten; hooks and
+           other programs that the repository names are not run (`git_calls.py`).
 Never      touches a tree that was not found clean first (`preconditions.py`).
 """
 
 from __future__ import annotations
 
-import os
+import shlex
 import subprocess
 from pathlib import Path
 
 from surefoot.errors import StateError
-from surefoot.harness.git import GitError
+from surefoot.git_calls import GitError, OwnPrograms, git_call
 
 SETTINGS = ("submodule.recurse=true", "fetch.recurseSubmodules=on-demand", "advice.detachedHead=false")
-_QUIET = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_PAGER": "cat", "GIT_EDITOR": "true"}
+_BRANCHES = "refs/heads/"
 
 
 class Repository:
-    """One work tree, by its top folder."""
+    """One work tree, by its top folder, and the programs that its config names."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, own: OwnPrograms) -> None:
         self.root = root
-        self.branch = self.try_git("symbolic-ref", "--quiet", "--short", "HEAD")
+        self.own = own
+        self.ref = self.try_git("symbolic-ref", "--quiet", "HEAD")
         self.home = self.git("rev-parse", "--verify", "HEAD^{commit}")
         self._users = set(self._untracked())
         self.moved = False
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """One git command, whatever its exit code. In a session of its own: a Ctrl-C must not cut a checkout short."""
-        settings = [word for setting in SETTINGS for word in ("-c", setting)]
+        command, env = git_call(self.root, *words, own=self.own, fetches=True, settings=SETTINGS)
         try:
             return subprocess.run(
-                ["git", *settings, *words],  # noqa: S607 - git is found where the user's shell finds it
+                command,
                 cwd=self.root,
-                env={**os.environ, **_QUIET},
+                env={**env, "GIT_OPTIONAL_LOCKS": "1"},  # the tree is ours: let git note what it has seen
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -98,16 +100,28 @@ class Repository:
         if not self.moved:
             return
         self.run("reset", "--hard", "--quiet")
-        # Forced: the tree was clean at home, so a file in the way can only be the command's own leaving.
-        target = [self.branch] if self.branch else ["--detach", self.home]
-        done = self.run("checkout", "--quiet", "--force", *target)
+        for words in self._way_home():
+            done = self.run(*words)
+            if done.returncode:
+                break
         if done.returncode or self.commit("HEAD") != self.home:
             raise StateError(
-                f"{self.branch or self.home} could not be checked out again: {done.stderr.strip()}",
+                f"{self.ref or self.home} could not be checked out again: {done.stderr.strip()}",
                 "the work tree is still where the bisect left it",
-                f"git checkout --force {' '.join(target)}",
+                " && ".join(shlex.join(["git", *words]) for words in self._way_home()),
             )
         self.moved = False
+
+    def _way_home(self) -> list[tuple[str, ...]]:
+        """The commands, also for the user to type. Forced: the tree was clean at home, so a file in the way can only
+        be the command's own leaving."""
+        checkout = ("checkout", "--quiet", "--force")
+        branch = (self.ref or "").removeprefix(_BRANCHES)
+        if self.ref and self.ref.startswith(_BRANCHES) and not branch.startswith("-"):
+            return [(*checkout, branch, "--")]  # `--`: a file may have the same name
+        if self.ref:  # "-f" would be taken for an option; a full name can only be gone to in two steps
+            return [(*checkout, "--detach", self.ref, "--"), ("symbolic-ref", "-m", "surefoot", "HEAD", self.ref)]
+        return [(*checkout, "--detach", self.home, "--")]
 
     def _untracked(self) -> list[str]:
         return [name for name in self.git("ls-files", "--others", "-z").split("\0") if name]

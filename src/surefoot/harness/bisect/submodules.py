@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
+from surefoot.git_calls import git_call, own_programs
 from surefoot.harness.bisect.repository import Repository
 from surefoot.harness.bisect.signals import Stop
 from surefoot.harness.git import run_git
@@ -28,9 +28,13 @@ def fetch_all(repository: Repository, stop: Stop) -> list[str]:
 
 def _fetch(folder: Path, stop: Stop) -> tuple[int, str]:
     shallow = run_git(folder, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
-    words = ["git", "-C", str(folder), "fetch", "--quiet", "--tags", *(["--unshallow"] if shallow else ["--all"])]
+    own = own_programs(folder)
+    if own.transports:
+        return 1, f"its own config names a program for it, {own.transports[0]}, which is not run"
+    words = ("fetch", "--quiet", "--tags", "--no-recurse-submodules", "--unshallow" if shallow else "--all")
+    command, env = git_call(folder, *words, own=own, fetches=True)
     with tempfile.TemporaryDirectory(prefix="surefoot-fetch-") as temporary:
         output = Path(temporary) / "said.txt"
-        code = stop.call(words, folder, {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}, output)
+        code = stop.call(command, folder, env, output)
         stop.check()
         return code, " ".join(output.read_text(errors="replace").split())[:200]

@@ -23,6 +23,7 @@ from surefoot.harness.files import read_json
 from surefoot.harness.suites.tfrecords import redact
 
 _EVENTS = re.compile(r"events\.out\.tfevents\.[0-9]+\.(?P<host>.+?)(?:\.[0-9]+\.[0-9]+(?:\.[A-Za-z]\w*)?)?")
+_COMMIT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")
 _SHORTEST = 4
 """A shorter host name occurs by chance in names and numbers; replacing it would damage them."""
 
@@ -39,7 +40,7 @@ class Package:
 
 def package(runs: Path, folder: Path, *, hosts: Sequence[str] = (), commit: str | None = None) -> Package:
     """Pack the event files under `runs` into `folder`/COMMIT.tar.gz."""
-    if commit is not None and not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z._-]*", commit):
+    if commit is not None and not _COMMIT.fullmatch(commit):
         raise ConfigError(
             f"--commit {commit!r} is not a commit", "the tarball is named by it", "use letters and digits"
         )
@@ -109,18 +110,29 @@ def _verify(members: dict[str, bytes], words: Sequence[str]) -> None:
 def _commit_of(runs: Path) -> str:
     """The commit that the runs themselves record; without any, the one that is checked out."""
     records = [*runs.rglob("verdict.json"), *runs.rglob("provenance.json")]
-    found = {
-        record["commit"] for record in map(read_json, records) if isinstance(record, dict) and record.get("commit")
-    }
+    found = {commit for path in sorted(records) if (commit := _recorded(path)) is not None}
     if len(found) > 1:
         shown = ", ".join(sorted(commit[:12] for commit in found))
         raise ConfigError(f"the runs are of {len(found)} commits: {shown}", "one tarball is one commit", "use --commit")
     if found:
-        return str(found.pop())[:12]
+        return found.pop()[:12]
     commit = git.head(runs) or git.head(Path.cwd())
     if commit is None:
         raise StateError(f"no commit is known for {runs}", "the tarball is named by it", "use --commit")
     return commit[:12]
+
+
+def _recorded(path: Path) -> str | None:
+    """The commit in a run's own record: a word that can be part of a file's name, and of nothing else."""
+    record = read_json(path)
+    commit = record.get("commit") if isinstance(record, dict) else None
+    if not commit:
+        return None
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise StateError(
+            f"{path} names {str(commit)[:80]!r} as its commit", "the tarball is named by it", "use --commit"
+        )
+    return commit
 
 
 def _write(target: Path, members: dict[str, bytes]) -> None:

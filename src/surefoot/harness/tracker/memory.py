@@ -12,16 +12,20 @@ A reader is a function that gives MiB per device, or None:
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 MIB = 2**20
-_GAUGE = re.compile(r"^ray_node_gram_used\{([^}]*)\}\s+(\S+)", flags=re.MULTILINE)
+_GAUGE = re.compile(r"^ray_node_gram_used\{([^}\n]*)\}[ \t]+(\S+)", flags=re.MULTILINE)
+SCRAPE_S = 5.0
+"""How long one node may take for its numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +139,15 @@ def _nvidia_smi(field: str) -> list[str] | None:
 
 
 def _scrape(node: Mapping[str, Any]) -> str | None:
-    import urllib.request  # http.client behind it is slow to load, and few sessions have a cluster
+    import http.client  # slow to load, and few sessions have a cluster
 
-    url = f"http://{node.get('NodeManagerAddress')}:{node.get('MetricsExportPort')}/metrics"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is not part of the cluster
+    from surefoot.line_deadline import DeadlineConnection
+
     try:
-        with opener.open(url, timeout=5) as answer:
-            text: str = answer.read(20_000_000).decode("utf-8", "replace")
-            return text
-    except (OSError, ValueError):
+        host, port = str(node.get("NodeManagerAddress")), int(str(node.get("MetricsExportPort")))
+        with contextlib.closing(DeadlineConnection(host, port, time.monotonic() + SCRAPE_S)) as line:
+            line.request("GET", "/metrics")
+            with contextlib.closing(line.getresponse()) as answer:
+                return answer.read(20_000_000).decode("utf-8", "replace") if answer.status == 200 else None
+    except (OSError, ValueError, http.client.HTTPException):
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import struct
 import tarfile
 from pathlib import Path
@@ -140,6 +142,25 @@ def test_the_commit_is_the_one_that_the_runs_record(runs: Path, tmp_path: Path) 
     (runs / "b/verdict.json").write_text('{"commit": "' + "b" * 40 + '"}')
     with pytest.raises(ConfigError, match="2 commits"):
         package(runs, tmp_path / "out")
+
+
+@pytest.mark.parametrize("commit", ["{abs}", "../../up", "a/b", "-x", ["a"], {"a": 1}, 7])
+def test_a_commit_that_a_run_records_names_no_other_file(runs: Path, tmp_path: Path, commit: object) -> None:
+    recorded = str(tmp_path / "elsewhere") if commit == "{abs}" else commit
+    (runs / "a/verdict.json").write_text(json.dumps({"commit": recorded}))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StateError, match="as its commit"):
+        package(runs, tmp_path / "out" / "deep")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_planted_an_unchecked_commit_leads_elsewhere(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_COMMIT", re.compile(".*"))
+    (runs / "a/verdict.json").write_text(json.dumps({"commit": "../up"}))
+    package(runs, tmp_path / "out")
+    assert (tmp_path / "up.tar.gz").exists()
 
 
 @pytest.mark.parametrize("commit", ["../x", "a/b", "", "-x"])
