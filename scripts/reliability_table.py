@@ -171,6 +171,10 @@ def split_page(page: Path) -> tuple[str, str, str]:
 
 def check(rows: Sequence[Row], args: argparse.Namespace) -> str:
     """Raise unless page and file agree and every row is young enough; what else is to be said."""
+    if not rows:
+        raise FiguresError(
+            f"{args.file.name} holds no figure: no evidence is not good news; run make test, then --merge side"
+        )
     if split_page(args.page)[1] != table(rows):
         raise FiguresError(
             f"the table in {args.page.name} is not what {args.file.name} says; run scripts/reliability_table.py"

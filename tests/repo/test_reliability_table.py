@@ -256,6 +256,10 @@ def test_planted_an_edited_file_or_a_missing_row_is_red(tmp_path: Path, publishe
     assert main([*published, "--check"]) == 1
     kept.write_text(EMPTY)
     assert main([*published, "--check"]) == 1, "a row that is gone from the file"
+    was = page.read_text()
+    assert main(published) == 0
+    assert main([*published, "--check"]) == 1, "page and file agree on nothing at all: no evidence"
+    page.write_text(was)
     kept.write_text(before)
     lines = page.read_text().splitlines(keepends=True)
     for begins in ("| P1 |", "| P23 |"):
