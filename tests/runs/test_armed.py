@@ -57,6 +57,16 @@ def test_a_collapse_is_stopped_with_79_by_the_defaults_alone(collapsed: Ran) -> 
     assert "held out  60 tasks x 1 answer every 5 steps (auto: 9.5 % of the sampled tokens)" in collapsed.out
 
 
+def test_a_config_of_two_keys_is_armed(tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text('model = "pebble"\ntasks = "builtin:sums"\n')
+    ran = surefoot("train", "two.toml", "--dry-run", cwd=tmp_path, run="")
+    assert ran.code == 0, ran.err
+    assert "guard     strict: a run that hurts the model stops with exit code 79" in ran.out
+    [said] = guard_words(ran)
+    assert said.startswith("armed: stops ")
+    assert "(auto: " in ran.out, "evaluations are spread over the run without a key"
+
+
 def test_plan_and_verdict_say_armed_once_each(collapsed: Ran) -> None:
     plan, end = guard_words(collapsed)
     assert plan.startswith("armed: stops ")

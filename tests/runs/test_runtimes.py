@@ -88,6 +88,16 @@ def test_nothing_is_learned_there_at_learning_rate_0(where: str, tmp_path: Path)
     assert ran.verdict["status"] == "FAIL"
 
 
+@pytest.mark.nightly
+@pytest.mark.ray
+def test_the_built_in_run_cut_short_passes_there_and_its_target_is_not_judged(tmp_path: Path) -> None:
+    """Nothing but the runtime and the length is said."""
+    ran = surefoot("train", "max_steps=6", "runtime.kind=ray", cwd=tmp_path)
+    assert ran.code == 0, ran.out + ran.err
+    assert ran.verdict["status"] == "PASS"
+    assert "it is shown, not judged" in ran.out
+
+
 @pytest.mark.parametrize("where", [EVERYWHERE[0], RAY_AT_NIGHT, EVERYWHERE[2]])
 def test_what_the_journal_holds_is_repeated_bit_for_bit(where: str, tmp_path: Path) -> None:
     """Killed in step 4 without a checkpoint: steps 1 to 3 are learned from the journaled groups once more."""
