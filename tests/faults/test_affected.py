@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,18 @@ def test_testmon_stays_its_own_where_it_is_installed(tmp_path: Path) -> None:
     assert "stand-in: True" in said.text
     assert "affected:" not in said.text
     assert toy.pytest(plugins=("testmon.pytest_testmon",)).ran == {"test_a": "passed"}, "both spellings, side by side"
+
+
+def test_what_is_kept_between_sessions_is_unseen_by_git(tmp_path: Path) -> None:
+    tracked = "from pkg import a\n\n\ndef test_a(tracker):\n    tracker.track('speed', a.f())\n"
+    toy = Toy(tmp_path, {**ONE, "tests/test_one.py": tracked})
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    said = toy.pytest()
+    assert (said.code, said.ran) == (0, {"test_a": "passed"}), said.text
+    assert list((tmp_path / "unit_results").glob("*.json")), "a history was kept"
+    assert (tmp_path / ".surefoot").is_dir(), "and what the tests touched"
+    seen = ["git", "-C", str(tmp_path), "status", "--porcelain", "--untracked-files=all"]
+    listed = subprocess.run(seen, capture_output=True, text=True, check=True).stdout
+    assert "tests/test_one.py" in listed
+    assert ".surefoot" not in listed
+    assert "unit_results/" not in listed
