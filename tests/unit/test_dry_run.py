@@ -171,3 +171,10 @@ def test_a_broken_gguf_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "m.gguf").write_bytes(data)
     with pytest.raises(ModelError, match="no GGUF file"):
         read_header(tmp_path / "m.gguf")
+
+
+def test_the_time_is_unknown_where_no_such_device_was_ever_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surefoot.policy.load.resolve_device", lambda _: "mps")
+    said = dry_run(load_config(None, ["max_steps=2"]))
+    [line] = [line for line in said if line.startswith("time ")]
+    assert line == "time      unknown: no mps device was ever measured; `max_steps=5` measures yours"
