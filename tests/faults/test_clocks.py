@@ -53,6 +53,7 @@ SHOWN: dict[str, tuple[int, str]] = {
     "store/environment.py": (1, "written into environment.json for people"),
     "store/lock.py": (1, "since when the lock is held, in a message; who is alive is asked of the system"),
     "store/run_folder.py": (1, "names a run folder; a name that is taken gets a number"),
+    "tracking/egress.py": (1, "a part of a name: whose count a line is"),
     "tracking/report.py": (1, "says when the page was written"),
     "tracking/status.py": (3, "says when a run began and when it was last heard of, to people on other machines"),
     "tracking/sink_process.py": (2, "TensorBoard's own field; a panel may be out of order, the run is not"),

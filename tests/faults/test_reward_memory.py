@@ -87,6 +87,20 @@ def outcome(hog: Callable[[], Any], *, deadline_s: float = AMPLE_S) -> tuple[lis
         return marks, "".join(story for _, story in pool.describe_failures().values())
 
 
+@pytest.fixture
+def _driver_that_trained() -> None:
+    """As every run does: freed memory is kept, and there is more of it than any hog takes."""
+    assert keep_freed_memory()
+    blocks = [bytearray(b"x") * (16 * MIB) for _ in range(2 * HOARD // 16)]
+    del blocks
+
+
+@pytest.mark.usefixtures("_driver_that_trained")
+def test_a_hog_is_seen_beside_what_its_driver_freed_and_kept() -> None:
+    marks, _ = outcome(in_small_pieces)
+    assert marks == [Mark(GOOD, None), Mark(None, "died"), Mark(GOOD, None)]
+
+
 @pytest.mark.config_key("reward_memory_mb")
 @pytest.mark.parametrize("hog", HOGS, ids=lambda hog: hog.__name__)
 def test_a_hog_fails_alone_and_is_told_the_figures(hog: Callable[[], Any]) -> None:

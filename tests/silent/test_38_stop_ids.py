@@ -56,7 +56,7 @@ def test_a_disagreement_is_refused_not_guessed(model: Any, generation: Any, toke
 
 
 def test_planted_first_id_only_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def first(value: Any) -> frozenset[int]:
+    def first(name: str, value: Any) -> frozenset[int]:
         return frozenset() if value is None else frozenset([value if isinstance(value, int) else value[0]])
 
     monkeypatch.setattr(special_tokens, "_ids", first)

@@ -35,6 +35,7 @@ from surefoot.envs.rewards.marks import RewardFunction
 from surefoot.envs.rewards.memory_cap import excess_mb, resident_bytes
 from surefoot.envs.rewards.process_tree import adopt_orphans, end_all_children, family, kill_tree, reap_orphans
 from surefoot.envs.rewards.reward_worker import STACKS, work
+from surefoot.freed_memory import return_freed_memory
 from surefoot.tracking.printed import PrintedLines, safe_tail
 
 CONTROL_CAP = 2**16
@@ -93,6 +94,8 @@ def run_nursery(
         _leave_the_terminal()
         # Garbage of the driver is the driver's: its finalisers (temporary folders!) must not run here.
         gc.freeze()
+        # Before any worker is born: what one gives back later would hide what it takes.
+        return_freed_memory()
         adopt_orphans()
         Nursery(control, functions, printed, driver, memory_mb, forked).serve()
     except BaseException:

@@ -33,7 +33,6 @@ from surefoot.envs.rewards.frames import REQUEST_CAP, pack, read_frame
 from surefoot.envs.rewards.marks import RewardFunction, judge
 from surefoot.envs.rewards.memory_cap import OwnMemory
 from surefoot.envs.rewards.process_tree import die_with_parent
-from surefoot.freed_memory import return_freed_memory
 from surefoot.safe_text import redact
 
 STACKS = signal.SIGUSR2
@@ -54,7 +53,6 @@ def work(
         _reset_signals()
         _redirect(output)
         os.register_at_fork(after_in_child=sock.close)
-        return_freed_memory()
         memory, descriptors = OwnMemory(memory_mb), _open_descriptors()
         while (frame := read_frame(sock, REQUEST_CAP)) is not None:
             answer = answer_call(frame, functions, memory, forked)
