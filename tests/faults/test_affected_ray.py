@@ -52,6 +52,7 @@ def test_none():
 }
 
 
+@pytest.mark.turns(2)
 def test_an_edit_inside_an_actor_chooses_the_tests_it_served(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the ray extra")
     toy = Toy(tmp_path, FILES)

@@ -75,6 +75,7 @@ def test_a_finished_run_gives_its_verdict_again_and_not_a_byte_of_it_changes(ben
     assert (found, code) == (set(), case.code), "its own length is no other"
 
 
+@pytest.mark.turns(3, 0)
 def test_planted_resume_that_does_not_ask_whether_a_run_is_over_is_seen(bench: Bench) -> None:
     found, code, _ = changed(bench, SHORT, before=[("plant", "never_finished")])
     assert code == 0
@@ -171,6 +172,7 @@ def test_an_old_end_stays_what_it_was_when_the_run_goes_back_behind_it(bench: Be
     assert [line for line in differences(whole, facts(folder / "run")) if not line.startswith("left over")] == []
 
 
+@pytest.mark.turns(3, 1)
 def test_planted_old_end_that_is_forgotten_is_seen(bench: Bench) -> None:
     case = Case("five 2", FIVE | {"logging_steps": 2})
     ended = bench.resume(finished(bench, case), "max_steps=8", before=[("plant", "forgets_the_old_end")])
@@ -178,6 +180,7 @@ def test_planted_old_end_that_is_forgotten_is_seen(bench: Bench) -> None:
     assert "step 5 is missing or too many" in ended.said
 
 
+@pytest.mark.turns(3, 2)
 def test_planted_length_that_is_written_before_the_journal_knows_is_seen(bench: Bench) -> None:
     """Killed in between, the config is one that nobody journaled, and the run cannot go on."""
     folder = finished(bench, SHORT)

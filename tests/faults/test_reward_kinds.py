@@ -99,6 +99,7 @@ def test_planted_bug_the_whole_group_pays_for_one_is_seen(monkeypatch: pytest.Mo
     assert "'sibling" in problem
 
 
+@pytest.mark.turns(2, 1)
 def test_planted_bug_a_worker_that_is_not_killed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the kill the nursery waits for a worker that sleeps on; somebody has to be late, and is named."""
     kill = reward_nursery.kill_tree

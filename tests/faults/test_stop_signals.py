@@ -126,6 +126,7 @@ def test_a_second_ctrl_c_does_not_wait_and_leaves_nothing_half_done(bench: Bench
     bench.check(CASE, folder, bench.resume(folder))
 
 
+@pytest.mark.turns(3, 2)
 def test_a_run_that_does_not_let_go_is_ended_and_can_be_resumed(bench: Bench, record_property: Record) -> None:
     """Held for a minute where nothing may be left: between two phases."""
     folder = bench.folder(CASE)
@@ -136,6 +137,7 @@ def test_a_run_that_does_not_let_go_is_ended_and_can_be_resumed(bench: Bench, re
     note(record_property, "P11", IN_PHASE, 1, seconds=[seconds], limit_s=LIMIT_S)
 
 
+@pytest.mark.turns(3)
 def test_a_save_that_takes_a_minute_is_given_up_in_time_and_the_run_goes_on_from_the_one_before(
     bench: Bench, record_property: Record
 ) -> None:
@@ -154,6 +156,7 @@ HASTY = Case("hasty", CASE.keys | {"stop_timeout_s": 2.0})
 
 
 @pytest.mark.config_key("stop_timeout_s")
+@pytest.mark.turns(3, 1)
 def test_the_same_slow_save_is_finished_within_the_default_time_and_given_up_under_a_shorter_limit(
     bench: Bench,
 ) -> None:

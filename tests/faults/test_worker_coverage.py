@@ -210,6 +210,7 @@ def test_usage_and_missing_evidence_have_their_own_exit_codes(tmp_path: Path, wo
 
 
 @pytest.mark.ray
+@pytest.mark.turns(2, 1)
 def test_code_that_ran_only_in_a_ray_actor_is_covered(project: Path) -> None:
     pytest.importorskip("ray", reason="needs the ray extra")
     code = (

@@ -27,7 +27,7 @@ def skip_without_sandbox(path: Path) -> None:
 
 
 @pytest.mark.slow  # `make check` leaves it to `make test`
-@pytest.mark.turns(2)
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("path", BY_DAY, ids=relative)
 def test_every_block_executes(path: Path, tmp_path: Path) -> None:
     """One page in interpreters of its own; the others, until the night, in forks that have the libraries loaded."""

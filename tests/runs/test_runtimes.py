@@ -20,7 +20,7 @@ RUNTIMES = {
 }
 MARKS = {
     "local": [],
-    "ray": [pytest.mark.ray],
+    "ray": [pytest.mark.ray, pytest.mark.turns(3)],
     "ray_vllm": [
         pytest.mark.vllm,
         pytest.mark.skipif(not HAS_VLLM, reason="vllm is not installed here; make test-vllm runs it"),
@@ -112,7 +112,9 @@ def test_what_the_journal_holds_is_repeated_bit_for_bit(where: str, tmp_path: Pa
     assert ledger(killed)["trained"] == 20
 
 
-@pytest.mark.parametrize("where", [EVERYWHERE[0], RAY_AT_NIGHT, EVERYWHERE[2]])
+@pytest.mark.parametrize(
+    "where", [pytest.param("local", id="local", marks=pytest.mark.turns(2)), RAY_AT_NIGHT, EVERYWHERE[2]]
+)
 @pytest.mark.config_key("max_staleness")
 def test_sampling_ahead_learns_too_and_nothing_is_older_than_allowed(where: str, tmp_path: Path) -> None:
     # Older samples teach less: with the same steps it gets less far than the synchronous run, and further than nothing.

@@ -116,7 +116,7 @@ def test_a_record_says_which_tools_were_used_and_which_the_task_expects(tmp_path
 @pytest.mark.parametrize(
     ("planted", "extra"),
     [
-        pytest.param(None, ["learning_rate=0", "tasks_per_step=4"], id="learning_rate_0"),
+        pytest.param(None, ["learning_rate=0", "tasks_per_step=4"], id="learning_rate_0", marks=pytest.mark.turns(2)),
         pytest.param("shuffle_rewards", [], id="rewards_shuffled_across_tasks", marks=pytest.mark.nightly),
     ],
 )
