@@ -48,7 +48,6 @@ def verdict(root: Path) -> dict[str, Any]:
     return dict(json.loads((root / f"runs/suites/nightly/{RECIPE}/verdict.json").read_text()))
 
 
-@pytest.mark.turns(2)
 def test_a_short_form_of_the_built_in_run_trains_and_passes_its_checks(copy: Path) -> None:
     ran = run(copy, relax=CHECKS)
     assert ran.code == 0, ran.out + ran.err
