@@ -278,7 +278,8 @@ def test_planted_a_stale_row_is_red_with_the_command_that_measures_it(
     assert "1 figures (P1) are more than 60 commits old" in said
     assert 'make faults KILLS="x"' in said
     assert main([*published, "--forget-stale"]) == 0
-    assert main([*published, "--check"]) == 0
+    assert main([*published, "--check"]) == 1
+    assert "no evidence" in capsys.readouterr().err, "the only row was stale: nothing is left"
     assert "| P1 | kill -9 at random instants |  |  |  | not measured yet |" in (tmp_path / "page.md").read_text()
 
 
