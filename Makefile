@@ -32,7 +32,7 @@ COUNT = $(BIN)/python scripts/count_tests.py --results $(REPORTS)/results.jsonl
 # What needs a GPU is not left out: it is skipped where there is none, and counted.
 EVERY_DAY := not nightly
 
-.PHONY: help setup train test test-vllm unit integration faults nightly check bench release clean
+.PHONY: help setup train test quick test-vllm unit faults nightly check bench release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,8 +42,15 @@ setup: $(VENV)/.core ## create .venv and install the package with the tested ver
 train: $(VENV)/.core ## train the built-in model
 	@$(BIN)/surefoot train
 
-test: unit integration ## every test but nightly ones; prints the counts
-	@$(COUNT) $(REPORTS)/unit.xml $(REPORTS)/side.xml
+# With whole files for each worker, the longest first (tests/conftest.py). `make check` runs the rest of tests/repo.
+DAY := tests/repo/test_docs.py $(patsubst %,tests/%,unit runs silent parity faults functional)
+ONE_CALL := -m "$(EVERY_DAY)" -n 2 --dist loadfile --no-loadscope-reorder
+test: $(VENV)/.test ## every claim, long families in turns, in one call of pytest; prints the counts
+	@$(call PYTEST,test,$(ONE_CALL) $(DAY))
+	@$(COUNT) $(REPORTS)/test.xml
+
+quick: $(VENV)/.test ## of these, the tests that your change can have broken: pytest --affected, ours, used by us
+	@$(call PYTEST,quick,$(ONE_CALL) --affected $(DAY))
 
 VLLM := .venv-vllm
 test-vllm: $(VLLM)/.ready ## what needs vLLM, in an environment of its own
@@ -51,17 +58,9 @@ test-vllm: $(VLLM)/.ready ## what needs vLLM, in an environment of its own
 	  --junitxml=$(REPORTS)/vllm.xml tests/vllm tests/runs/test_runtimes.py | tee $(REPORTS)/vllm.txt
 	@$(VLLM)/bin/python scripts/count_tests.py --results $(REPORTS)/results.jsonl $(REPORTS)/vllm.xml
 
-unit: $(VENV)/.test ## tests/unit and tests/repo: small, CPU, no network
-	@$(call PYTEST,unit,-m "$(EVERY_DAY)" -n 2 tests/repo tests/unit)
+unit: $(VENV)/.test ## tests/unit: small, CPU, no network
+	@$(call PYTEST,unit,$(ONE_CALL) tests/unit)
 	@$(COUNT) $(REPORTS)/unit.xml
-
-# The longest files first: with whole files for each worker, one of them begun last would leave a core idle for minutes.
-LONG := $(patsubst %,tests/runs/test_%.py,runtimes tools learning own_work border) \
-	$(patsubst %,tests/faults/test_%.py,stop_signals ray_chaos async_kills ray_kills bad_input resume_refusals ray_cluster)
-integration: $(VENV)/.test ## tests/runs, silent, parity, faults and functional
-	@$(call PYTEST,side,-m "$(EVERY_DAY)" -n 2 --dist loadfile --no-loadscope-reorder \
-	  $(LONG) tests/runs tests/silent tests/parity tests/faults tests/functional)
-	@$(COUNT) $(REPORTS)/side.xml
 
 # `make faults KILLS="async_kills stalls"` tries these alone and brings only their rows of docs/figures.json up to date.
 EVERY_KILL := kills every_failpoint resume_steps resume_refusals disk_faults two_drivers planted_losses stop_signals \

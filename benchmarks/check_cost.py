@@ -21,7 +21,7 @@ from method import Journal
 from report import Row, publish
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "tests" / "runs")]
+sys.path[:0] = [str(ROOT / "tests" / "support")]
 GOAL_S = 0.010
 POINTS = 100_000
 NOTE = (

@@ -24,7 +24,7 @@ from method import Sample
 from surefoot.envs.mcp_client import Limits, MCPToolkit, Server
 from surefoot.records import Task
 
-SCRIPT = Path(__file__).resolve().parent.parent / "tests" / "faults" / "bad_servers" / "base.py"
+SCRIPT = Path(__file__).resolve().parent.parent / "tests" / "support" / "bad_servers" / "base.py"
 TASK = Task(id="bench", prompt="call it")
 WORKERS = 8
 AMPLE_S = 120.0

@@ -1,8 +1,8 @@
 """docs/figures.json: what the test runs measured, a row for each thing tried, each with its own commit, seed and date.
 
-A test notes a figure with `record_property("figure", ...)`, see `tests/faults/figures.py`: a JSON object with `figure`,
-`what`, `n` and `bad`, and where it applies `note`, `seconds`, `limit_s` and `seeds`. Beside each JUnit file `name.xml`
-lies `name.json`, written when the run began: commit, cores and load (`reliability_table.py --surroundings`).
+A test notes a figure with `record_property("figure", ...)`, see `tests/support/figures.py`: a JSON object with
+`figure`, `what`, `n` and `bad`, and where it applies `note`, `seconds`, `limit_s` and `seeds`. Beside each JUnit file
+`name.xml` lies `name.json`, written when the run began: commit, cores and load (`reliability_table.py --surroundings`).
 
     rows_of(reports, ["faults"])   what these runs noted, added up by name
     merged(old, new)               rows that were measured again are replaced, all others stay as they are
@@ -30,13 +30,14 @@ SCHEMA = 1
 MAX_AGE = 60
 """Commits of the main line after which a figure says nothing of the tree any more."""
 RUNS = {
-    "unit": "make test",
-    "side": "make test",
+    "test": "make test",
     "faults": "make faults",
     "nightly": "make nightly",
 }
 """What a report's name says about the run, by its beginning."""
 UNNOTED = "tests that failed before they noted a figure, in"
+LIMITS_S = {"make test": 600.0, "make nightly": 7200.0}
+"""How long a whole run of a target may take (P24); more is a failure of the figure."""
 FIELDS = {"figure": str, "what": str, "times": int | None, "bad": int, "run": str, "tests": list, "commit": str,
           "changed": bool, "date": str, "cores": int | None, "load": int | float | None, "seeds": list | None,
           "seconds": dict | None, "notes": list}  # fmt: skip
@@ -101,7 +102,8 @@ def time_row(reports: Path, run: str, names: Sequence[str]) -> Row | None:
     parts = ", ".join(f"{path.stem} {one[0] / 60:.1f} min" for path, one in zip(files, found, strict=True))
     row = {"figure": "P24", "what": f"`{run}`: time of all its tests", "times": 1, "run": run, "tests": [],
            "bad": sum(one[2] for one in found), "date": max(one[3] for one in found), "seeds": None,
-           "notes": [f"{sum(one[1] for one in found):,} tests; {parts}"], "took": [seconds], "limit": None}  # fmt: skip
+           "notes": [f"{sum(one[1] for one in found):,} tests; {parts}"], "took": [seconds],
+           "limit": LIMITS_S.get(run)}  # fmt: skip
     return _summed(row | surroundings_of(files[0]))
 
 

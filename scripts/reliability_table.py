@@ -29,7 +29,7 @@ from figure_rows import ROOT, FiguresError, Row
 BEGIN, END = "<!-- figures -->", "<!-- /figures -->"
 HEAD = ("figure", "what was tried", "times", "failures", "took", "run", "commit", "on", "notes")
 TIMES = {
-    "make test": ("unit", "side"),
+    "make test": ("test",),
     "make faults": ("faults", "faults_alone"),
     "make nightly": ("nightly_faults", "nightly_alone", "nightly_rest"),
 }

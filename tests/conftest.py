@@ -5,6 +5,7 @@ Nothing here imports torch: a test that does not need it should not wait for it.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -29,6 +30,11 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
+TIMES = Path(__file__).with_name("times.json")
+CYCLE = 10
+ANY = range(CYCLE)
+EVERY = ((4.0, 10), (2.0, 5), (1.0, 2))
+"""A test of so many seconds runs every n-th day."""
 NEEDS_GPU = "needs a CUDA GPU, none is visible"
 TURN = "SUREFOOT_TEST_TURN"
 os.environ.setdefault(TURN, str(date.today().toordinal()))  # before the workers start: they all take the same turn
@@ -42,6 +48,7 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _refuse_names_that_change(items)
     _take_turns(items, int(os.environ[TURN]))
+    _longest_file_first(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         for item in marked:
@@ -59,18 +66,59 @@ def _refuse_names_that_change(items: list[pytest.Item]) -> None:
 
 
 def _take_turns(items: list[pytest.Item], turn: int) -> None:
-    """Of a family marked `turns(n)` every n-th test belongs to the day, beginning elsewhere each day; all to the night.
+    """Who belongs to this day and who to the night.
 
-    A single long test may take turns too; `turns(n, k)` parts several such ones, so that they do not meet on one day.
+    Of a family marked `turns(n)` every n-th test belongs to the day, beginning elsewhere each day. `turns(n, k)` parts
+    several long tests, so that they do not meet on one day. Any other test that took long when it was last measured
+    (`tests/times.json`) comes every second, fifth or tenth day; `every_day` says that this one may not wait. A test that
+    was never measured runs.
     """
     seen: Counter[str] = Counter()
+    measured = days_of(recorded_times())
     for item in items:
         if (mark := item.get_closest_marker("turns")) is not None:
             family = item.nodeid.partition("[")[0]
             seen[family] += 1
             n, *first = mark.args
-            if (seen[family] + turn + sum(first)) % n:
-                item.add_marker(pytest.mark.nightly)
+            waits = (seen[family] + turn + sum(first)) % n != 0
+        else:
+            waits = turn % CYCLE not in measured.get(_name(item), ANY) and not item.get_closest_marker("every_day")
+        if item.get_closest_marker("turns") or item.get_closest_marker("every_day"):
+            item.user_properties.append(("tier", "marked"))  # its time does not decide: see scripts/slow_tests.py
+        if waits:
+            item.add_marker(pytest.mark.nightly)
+
+
+def _name(item: pytest.Item) -> str:
+    """As it stands in `times.json`: the file as seen from here, and the test."""
+    inside = item.path.is_relative_to(TIMES.parent)
+    return f"{item.path.relative_to(TIMES.parent).as_posix()}::{item.name}" if inside else ""
+
+
+def _longest_file_first(items: list[pytest.Item]) -> None:
+    """With whole files for each worker, a long one begun last would leave a core idle for minutes."""
+    length: Counter[Path] = Counter()
+    for test, seconds in recorded_times().items():
+        length[TIMES.parent / test.partition("::")[0]] += round(seconds)
+    items.sort(key=lambda item: -length[item.path])
+
+
+def recorded_times(file: Path = TIMES) -> dict[str, float]:
+    """Seconds of every long test, as `scripts/slow_tests.py` wrote them down."""
+    return json.loads(file.read_text(encoding="utf-8"))["long"] if file.exists() else {}
+
+
+def days_of(times: dict[str, float]) -> dict[str, range]:
+    """On which days of a cycle each of these tests runs: the longest first, each where its days are emptiest so far."""
+    load = [0.0] * CYCLE
+    days = {}
+    for test, seconds in sorted(times.items(), key=lambda pair: (-pair[1], pair[0])):
+        every = next((n for least, n in EVERY if seconds >= least), 1)
+        choices = [range(first, CYCLE, every) for first in range(every)]
+        days[test] = min(choices, key=lambda choice: sum(load[day] for day in choice))
+        for day in days[test]:
+            load[day] += seconds
+    return days
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

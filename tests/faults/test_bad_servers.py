@@ -213,7 +213,7 @@ def test_the_driver_dies_and_its_servers_with_it(how: str) -> None:
     import sys
 
     driver = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("server_driver.py")), how], stdout=subprocess.PIPE,
+        [sys.executable, str(Path(__file__).parents[1] / "support" / "server_driver.py"), how], stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert driver.stdout is not None

@@ -24,7 +24,7 @@ from surefoot.policy import checkpoint_read
 from surefoot.policy.training_state import capture
 from surefoot.store import durable
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "support"
 
 
 def program(name: str, *words: str, under: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -38,7 +38,7 @@ pytestmark = [
 ]
 AMPLE_S = 120.0
 LIMITS = Limits(connect_timeout_s=AMPLE_S, call_timeout_s=AMPLE_S, shutdown_s=AMPLE_S)
-HOSTILE = Path(__file__).with_name("hostile_server.py")
+HOSTILE = Path(__file__).parents[1] / "support" / "hostile_server.py"
 CANARY = "canary-of-the-host"
 
 

@@ -82,6 +82,7 @@ def note(record_property: Callable[[str, object], None], ends: Counter[str], fir
         figures.note(record_property, figure, what, n, seeds=range(first, first + max(1, ends["trials"])))
 
 
+@pytest.mark.every_day
 @pytest.mark.parametrize("first", [int(REPLAY)] if REPLAY else range(0, EVERY_DAY * 10, BLOCK * 10))
 def test_a_run_killed_at_random_instants_ends_as_if_nothing_had_happened(
     bench: Bench, first: int, record_property: Callable[[str, object], None]

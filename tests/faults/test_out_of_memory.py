@@ -25,7 +25,7 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address
 def told() -> dict[str, Any]:
     """What came of one step in a process that may take 10, 200 or 2,000 MiB more than it has."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/faults/memory_kit.py"), "10", "200", "2000"],
+        [sys.executable, str(ROOT / "tests/support/memory_kit.py"), "10", "200", "2000"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr[-2000:]

@@ -2,7 +2,7 @@
 
 The everyday form has about a hundred calls, every kind at least twice. A failure names its seed, and the seed replays it:
 
-    python tests/faults/reward_kinds.py --seed 17
+    python tests/support/reward_kinds.py --seed 17
 """
 
 from __future__ import annotations

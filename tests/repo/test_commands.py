@@ -104,7 +104,7 @@ def test_ci_runs_only_what_the_readme_names() -> None:
 
 def test_every_make_command_that_we_write_about_exists() -> None:
     known = targets((ROOT / "Makefile").read_text(encoding="utf-8"))
-    assert {"setup", "train", "test", "check", "bench", "nightly", "unit", "integration"} <= known
+    assert {"setup", "train", "test", "check", "bench", "nightly", "unit", "quick"} <= known
     for name in ("README.md", "CONTRIBUTING.md", "tests/README.md"):
         text = (ROOT / name).read_text(encoding="utf-8")
         named = set(re.findall(r"(?:`|^\$? ?)make ([a-z]+)", text, flags=re.MULTILINE))

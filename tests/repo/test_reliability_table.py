@@ -108,38 +108,40 @@ def test_times_are_kept_as_three_numbers_and_more_than_is_promised_is_a_failure(
 
 def test_how_long_a_whole_run_took_is_published_and_half_of_one_is_not(tmp_path: Path, words: list[str]) -> None:
     write(tmp_path / "reports", "faults", case(KILLS), seconds=1200)
-    write(tmp_path / "reports", "unit", case(), seconds=300)
     asked = [*words, "--merge", "faults", "--times", "make test", "make faults"]
     assert main(asked) == 0
     assert "all its tests" not in (tmp_path / "page.md").read_text(), "one of two reports each"
-    write(tmp_path / "reports", "side", case(), seconds=900)
+    write(tmp_path / "reports", "test", case(), seconds=540)
     write(tmp_path / "reports", "faults_alone", case(KILLS), seconds=600)
     assert main(asked) == 0
     page = (tmp_path / "page.md").read_text()
-    assert "| P24 | `make test`: time of all its tests | 1 | 0 | 20 min | make test | abc |" in page
+    assert "| P24 | `make test`: time of all its tests | 1 | 0 | 540 s, 10 min promised | make test | abc |" in page
     assert "| P24 | `make faults`: time of all its tests | 1 | 0 | 30 min |" in page
-    assert "2 tests; unit 5.0 min, side 15.0 min" in page
+    assert "1 tests; test 9.0 min" in page
     assert "| P24 | `make nightly` |  |  |  | not measured yet |" in page
+    write(tmp_path / "reports", "test", case(), seconds=601)
+    assert main(asked) == 1, "longer than is promised"
+    assert "time of all its tests | 1 | 1 | 10 min, 10 min promised |" in (tmp_path / "page.md").read_text()
 
 
 @pytest.mark.parametrize("how", ["<failure/>", "<error/>"])
 def test_a_failed_test_is_a_failure_in_the_table_and_the_exit_code(tmp_path: Path, words: list[str], how: str) -> None:
-    write(tmp_path / "reports", "side", case(KILLS, inside=how), case(None, inside=how, name="test_b"))
-    assert main([*words, "--merge", "side"]) == 1
+    write(tmp_path / "reports", "test", case(KILLS, inside=how), case(None, inside=how, name="test_b"))
+    assert main([*words, "--merge", "test"]) == 1
     page = (tmp_path / "page.md").read_text()
     assert "| P1 | kill -9 | 10 | 1 |" in page
     assert f"| {UNNOTED} tests/faults/test_x.py | 1 | 1 |" in page
     assert "tests.faults.test_x::test_b" in page
-    write(tmp_path / "reports", "side", case(KILLS), case(None, name="test_b"))
-    assert main([*words, "--merge", "side", "--whole"]) == 0
+    write(tmp_path / "reports", "test", case(KILLS), case(None, name="test_b"))
+    assert main([*words, "--merge", "test", "--whole"]) == 0
     assert UNNOTED not in (tmp_path / "page.md").read_text(), "it passes now"
 
 
 def test_plain_text_stands_for_itself_and_cannot_break_the_table(tmp_path: Path, words: list[str]) -> None:
     odd = "P13: worst | overrun\n<script>0.3</script> s \x1b[1m"
     texts = [odd.replace("\n", "&#10;").replace("\x1b", ""), '{"n": 3}', "[1]"]
-    write(tmp_path / "reports", "side", *map(case, texts))
-    assert main([*words, "--merge", "side"]) == 0
+    write(tmp_path / "reports", "test", *map(case, texts))
+    assert main([*words, "--merge", "test"]) == 0
     lines = [line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(PROMISES) + 3
     assert all(line.replace("\\|", "").count("|") == 10 for line in lines)
@@ -158,16 +160,16 @@ def test_an_object_that_is_no_figure_is_shown_as_it_is_and_never_counted(text: s
 
 
 def test_no_evidence_is_not_good_news(tmp_path: Path, words: list[str]) -> None:
-    asked = [*words, "--merge", "side"]
+    asked = [*words, "--merge", "test"]
     assert main(asked) == 1, "no folder"
-    write(tmp_path / "reports", "side", case())
+    write(tmp_path / "reports", "test", case())
     assert main(asked) == 1, "no figure"
-    (tmp_path / "reports" / "side.xml").write_text("<testsuites><torn")
+    (tmp_path / "reports" / "test.xml").write_text("<testsuites><torn")
     assert main(asked) == 1, "no XML"
-    write(tmp_path / "reports", "side", case(KILLS))
-    (tmp_path / "reports" / "side.json").unlink()
+    write(tmp_path / "reports", "test", case(KILLS))
+    (tmp_path / "reports" / "test.json").unlink()
     assert main(asked) == 1, "nobody knows the commit"
-    write(tmp_path / "reports", "side", case(KILLS))
+    write(tmp_path / "reports", "test", case(KILLS))
     (tmp_path / "page.md").write_text("no marks")
     assert main(asked) == 1
     assert (tmp_path / "figures.json").read_text() == EMPTY, "nothing half done"
@@ -209,13 +211,13 @@ def test_what_pytest_itself_writes_is_understood(tmp_path: Path) -> None:
     )
     reports = tmp_path / "reports"
     words = ["-q", "-p", "no:cacheprovider", "-p", "xdist.plugin", "--rootdir", str(tmp_path), "-n", "2"]
-    done = run_python("-m", "pytest", *words, f"--junitxml={reports}/side.xml", "test_it.py", cwd=tmp_path)
+    done = run_python("-m", "pytest", *words, f"--junitxml={reports}/test.xml", "test_it.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    (reports / "side.json").write_text(json.dumps(AROUND))
-    (row,) = rows_of(reports, ["side"])
+    (reports / "test.json").write_text(json.dumps(AROUND))
+    (row,) = rows_of(reports, ["test"])
     assert (row["figure"], row["times"], row["bad"], row["run"]) == ("P1", 40, 0, "make test")
     assert row["tests"] == ["test_it.py"]
-    assert figure_rows.suite_times(reports / "side.xml")[0] > 0
+    assert figure_rows.suite_times(reports / "test.xml")[0] > 0
 
 
 # -- the check -----------------------------------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from repo_tree import ROOT, Source, functions, imported, parse, run_python, sources
+from slow_tests import day_lengths, measured, merged
 
 NOT_IN_UNIT = {"ray", "vllm", "trl", "wandb", "tensorboard", "deepspeed"}
 
@@ -101,6 +104,48 @@ def test_a_family_takes_turns_and_nobody_is_left_out(inner: Path) -> None:
     assert all("test_always" in day for day in days)
     assert sorted(name for day in days for name in day - {"test_always"}) == [f"test_x[{n}]" for n in range(10)]
     assert collected(inner, turn=0) == {"test_always", *(f"test_x[{n}]" for n in range(10))}
+
+
+def test_long_tests_come_every_second_fifth_or_tenth_day_unless_they_may_not_wait(inner: Path) -> None:
+    names = ["short", "one", "two", "four", "kept"]
+    (inner / "test_it.py").write_text(
+        "import pytest\n" + "".join(f"def test_{name}(): pass\n" for name in names[:-1])
+        + "@pytest.mark.every_day\ndef test_kept(): pass\n", encoding="utf-8"
+    )  # fmt: skip
+    long = {
+        f"test_it.py::test_{name}": seconds for name, seconds in zip(names[1:], (1.0, 2.5, 40.0, 40.0), strict=True)
+    }
+    (inner / "times.json").write_text(json.dumps({"short": 0.1, "long": long}), encoding="utf-8")
+    days = Counter(name for turn in range(10) for name in collected(inner, "-m", "not nightly", turn=turn))
+    assert days == {"test_short": 10, "test_one": 5, "test_two": 2, "test_four": 1, "test_kept": 10}
+    assert len(collected(inner, turn=3)) == 5, "at night all of them"
+
+
+def test_no_day_is_longer_than_two_cores_have_time_for() -> None:
+    """Ten minutes, of which a tenth goes to starting up; and no day carries what another could."""
+    table = json.loads((ROOT / "tests" / "times.json").read_text(encoding="utf-8"))
+    days = day_lengths(table)
+    assert max(days) < 2 * 600 * 0.9, days
+    assert max(days) - min(days) < 30, days
+    assert len(table["long"]) > 100, "nothing was measured"
+
+
+def test_what_was_measured_replaces_what_was_known_and_what_is_gone_goes(tmp_path: Path) -> None:
+    here = "repo/test_tiers.py"
+    cases = [
+        (f"tests/{here}", "test_a", 3.04, ""),
+        (here, "test_b", 0.4, ""),
+        (here, "test_c", 9, '<property name="tier"/>'),
+    ]
+    cases.append((here, "test_d", 5, "<failure/>"))
+    xml = "".join(f'<testcase file="{f}" name="{n}" time="{s}">{i}</testcase>' for f, n, s, i in cases)
+    (tmp_path / "test.xml").write_text(f"<testsuite>{xml}</testsuite>", encoding="utf-8")
+    old = {
+        "short": 1.0,
+        "long": {f"{here}::{n}": 7.0 for n in ("test_b", "test_c", "test_d", "test_e")} | {"gone.py::x": 2.0},
+    }
+    table = merged(old, measured([tmp_path / "test.xml"]))
+    assert table == {"short": 9.4, "long": {f"{here}::test_a": 3.0, f"{here}::test_d": 7.0, f"{here}::test_e": 7.0}}
 
 
 def test_a_test_that_is_named_after_a_set_is_refused(inner: Path) -> None:

@@ -48,6 +48,7 @@ def collapsed(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.mark.config_key("eval_steps")
+@pytest.mark.every_day
 def test_a_collapse_is_stopped_with_79_by_the_defaults_alone(collapsed: Ran) -> None:
     assert collapsed.code == 79, collapsed.out + collapsed.err
     verdict = collapsed.verdict

@@ -18,6 +18,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.mark.config_key("target_metric", "target_value", "eval_steps", "eval_tasks", "max_steps")
+@pytest.mark.every_day
 def test_the_built_in_run_reaches_its_target(learned: Ran) -> None:
     assert learned.code == 0, learned.err
     assert learned.verdict["status"] == "PASS"

@@ -1,15 +1,11 @@
-"""Silent failures run on one thread, and share `silent_kit`, which lies beside them."""
+"""Silent failures run on one thread."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

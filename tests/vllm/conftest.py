@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from surefoot.engines.vllm_engine import VllmEngine
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # for vllm_asking, which only these tests share
 MISSING = "vllm cannot be imported here; `make test-vllm` builds an environment with it"
 WIDTH = 160
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from virtual_clock import run_virtually
 
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.orders import Order, Played, Sampling
@@ -17,10 +16,6 @@ from surefoot.store.batches import BatchLog
 from surefoot.store.journal import Journal
 from surefoot.store.ledger import Ledger
 
-FAULTS = Path(__file__).resolve().parents[2] / "faults"
-if str(FAULTS) not in sys.path:
-    sys.path.append(str(FAULTS))
-run_virtually: Any = importlib.import_module("virtual_clock").run_virtually
 AHEAD = {"importance_sampling_correction": True}
 
 

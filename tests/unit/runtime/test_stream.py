@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from virtual_clock import run_virtually
 
 from surefoot.config import Config
 from surefoot.errors import EngineError, FleetError, RewardError, StalledError, StateError
@@ -22,11 +21,6 @@ from surefoot.store.batches import BatchLog
 from surefoot.store.journal import Journal
 from surefoot.store.ledger import Item, Ledger
 from surefoot.store.ledger_records import Dropped
-
-FAULTS = Path(__file__).resolve().parents[2] / "faults"
-if str(FAULTS) not in sys.path:
-    sys.path.append(str(FAULTS))
-run_virtually: Any = importlib.import_module("virtual_clock").run_virtually
 
 Answer = tuple[int, int] | Exception
 """(version at the first token, version at the last), or what goes wrong."""

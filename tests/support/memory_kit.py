@@ -1,6 +1,6 @@
 """A step in a process whose memory really is too small; the program that `test_out_of_memory.py` starts.
 
-python tests/faults/memory_kit.py 250     learn one step within 250 MiB above what the process has, print what came
+python tests/support/memory_kit.py 250     learn one step within 250 MiB above what the process has, print what came
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Mutated journals: what a reader gets of a file to which something has happened.
 
-    python tests/faults/journal_mutants.py --count 100000 --seed 1
+    python tests/support/journal_mutants.py --count 100000 --seed 1
 
 Nothing may be believed that was not written, and no refusal may be without a type.
 """

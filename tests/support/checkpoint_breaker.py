@@ -1,7 +1,7 @@
 """One save, broken at every place where it touches the disk.
 
-    python tests/faults/checkpoint_breaker.py inject FOLDER [--kinds kill,ENOSPC,EIO] [--every 1]
-    python tests/faults/checkpoint_breaker.py full-disk FOLDER        (inside a user and mount namespace)
+    python tests/support/checkpoint_breaker.py inject FOLDER [--kinds kill,ENOSPC,EIO] [--every 1]
+    python tests/support/checkpoint_breaker.py full-disk FOLDER        (inside a user and mount namespace)
 
 `inject` forks a warm child for each fault, lets strace hold it, and has the kernel's answer to the n-th write, fsync,
 rename, mkdir or creation replaced: a kill, "no space left", "input/output error". Then somebody looks at the folder:

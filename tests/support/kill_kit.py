@@ -1,6 +1,6 @@
 """A warm process that forks one child per run of the real command: start, kill and resume in a fraction of a second.
 
-    python tests/faults/kill_kit.py serve        reads one JSON request per line, answers with one JSON line
+    python tests/support/kill_kit.py serve        reads one JSON request per line, answers with one JSON line
 
 The server has imported everything that a run needs and has started no thread, so that a fork of it is safe. Each child
 gets a session, an environment, a folder and files for its output of its own, and calls `surefoot.cli.main`. What a

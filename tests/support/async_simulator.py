@@ -5,8 +5,8 @@ that are too old; the learner is slow or quick, and the driver dies at any insta
 from a checkpoint. A second account, kept outside, knows what was promised. A failure names its seed, and the seed
 replays it:
 
-    python tests/faults/async_simulator.py --seed 17
-    python tests/faults/async_simulator.py --seeds 10000
+    python tests/support/async_simulator.py --seed 17
+    python tests/support/async_simulator.py --seeds 10000
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class World:
 
     def fail(self, what: str) -> None:
         raise SimulationError(
-            f"seed {self.seed}: {what}\n  replay: python tests/faults/async_simulator.py --seed {self.seed}"
+            f"seed {self.seed}: {what}\n  replay: python tests/support/async_simulator.py --seed {self.seed}"
         )
 
 

@@ -1,6 +1,6 @@
 """Checkpoints that somebody changed: 30 kinds of damage, by a seed.
 
-    python tests/faults/checkpoint_mutants.py --count 10000 --seed 0
+    python tests/support/checkpoint_mutants.py --count 10000 --seed 0
 
 Some are what a disk does; some are made by somebody who knows the format and makes every digest agree again. Each one
 has to be refused with a typed error, or to restore exactly what was saved; anything else prints the seed that makes it.

@@ -1,6 +1,6 @@
 """A small learner that saves, dies and goes on: what the tests of checkpoints share, and the program they start.
 
-    python tests/faults/checkpoint_kit.py go-on FOLDER STEPS   restore FOLDER into a fresh model, train on, print
+    python tests/support/checkpoint_kit.py go-on FOLDER STEPS   restore FOLDER into a fresh model, train on, print
 
 Samples are drawn from a stream of their own and scored with the weights of the moment, so a wrong bit in the weights
 is a wrong bit in every later number.

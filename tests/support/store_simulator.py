@@ -5,8 +5,8 @@ fails and forgets what was not synced; and the driver dies at any instant, also 
 kept outside, knows what was promised. At the end every planned item is in the weights exactly once, or dropped for a
 reason. A failure names its seed, and the seed replays it:
 
-    python tests/faults/store_simulator.py --seed 17
-    python tests/faults/store_simulator.py --seeds 10000
+    python tests/support/store_simulator.py --seed 17
+    python tests/support/store_simulator.py --seeds 10000
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class World:
 
     def fail(self, what: str) -> None:
         raise SimulationError(
-            f"seed {self.seed}: {what}\n  replay: python tests/faults/store_simulator.py --seed {self.seed}"
+            f"seed {self.seed}: {what}\n  replay: python tests/support/store_simulator.py --seed {self.seed}"
         )
 
     def require(self, holds: bool, what: str) -> None:

@@ -75,7 +75,7 @@ def surefoot(
         return Ran(*warm.run([*words, *where], cwd, environment, planted=planted), cwd / run)
     entry = [sys.executable, "-m", "surefoot"]
     if planted is not None:
-        entry = [sys.executable, str(ROOT / "tests/runs/planted.py"), planted]
+        entry = [sys.executable, str(ROOT / "tests/support/planted.py"), planted]
     done = subprocess.run(
         [*entry, *words, *where], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600, check=False
     )

@@ -3,7 +3,7 @@
 Each call is a function of one number, its seed: kind, siblings and companions follow from it, so that a failure can be
 played again alone:
 
-    python tests/faults/reward_kinds.py --seed 17
+    python tests/support/reward_kinds.py --seed 17
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class Case:
         return None
 
     def __str__(self) -> str:
-        return f"seed {self.seed} ({self.kind.name}; replay: python tests/faults/reward_kinds.py --seed {self.seed})"
+        return f"seed {self.seed} ({self.kind.name}; replay: python tests/support/reward_kinds.py --seed {self.seed})"
 
 
 def _job(completions: list[str], kind: int) -> RewardJob:

@@ -1,8 +1,8 @@
 """The real command in forks of a process that has the libraries loaded: most of a short run's time is importing them.
 
-    python tests/runs/warm_command.py serve SOCKET [MODULE...]    until standard input closes; loads these too
-    python tests/runs/warm_command.py surefoot SOCKET WORDS...    what a shell calls `surefoot WORDS...`
-    python tests/runs/warm_command.py python SOCKET WORDS...      what a shell calls `python FILE WORDS...`
+    python tests/support/warm_command.py serve SOCKET [MODULE...]    until standard input closes; loads these too
+    python tests/support/warm_command.py surefoot SOCKET WORDS...    what a shell calls `surefoot WORDS...`
+    python tests/support/warm_command.py python SOCKET WORDS...      what a shell calls `python FILE WORDS...`
 
 A fork gets the caller's own streams, folder and environment, a session and a dice of its own, and then is the command:
 the same `surefoot.cli.main` that `python -m surefoot` calls, with the same ending. What it does not show is that the
