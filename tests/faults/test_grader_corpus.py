@@ -214,6 +214,49 @@ def test_what_has_power_over_the_tests_is_not_lent(monkeypatch: pytest.MonkeyPat
     assert reward(FORGES, lent) == reward(FORGES, written) == 1.0, "planted: the verdict is lent with it"
 
 
+LENT = "seen = []\ndef see(x):\n    seen.append(1)\n    {}\nf(see)\nassert len(seen) == 2"
+DEAF = "def f(function):\n    for _ in range(2):\n        try: function({})\n        except BaseException: pass"
+NO = "class No:\n    def __getattr__(self, n): raise ValueError\n    __eq__ = lambda *a: True\n"
+SWALLOWED = {
+    "an assert that does not hold": (DEAF.format(1), LENT.format("assert x == 3")),
+    "an assert of unittest's": (DEAF.format(1), LENT.format("import unittest; unittest.TestCase().assertEqual(x, 3)")),
+    "an assert of unittest's that cannot be made": (f"{NO}{DEAF.format('No()')}", LENT.format("import unittest; unittest.TestCase().assertIn(x, {3})")),
+    "an object that agrees": (f"{NO}{DEAF.format('No()')}", LENT.format("assert x == 3")),
+    "an assert that asks what raises": (f"def g(x): raise ValueError\n{DEAF.format(1)}", LENT.format("assert g(x) == 3")),
+}  # fmt: skip
+
+
+def test_an_assert_of_a_lent_function_counts_though_the_code_swallows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {name: reward(*each) for name, each in SWALLOWED.items()} == dict.fromkeys(SWALLOWED, 0.0)
+    without(monkeypatch, REMOTE, "raise refused", "pass")
+    assert {name: reward(*each) for name, each in SWALLOWED.items()} == dict.fromkeys(SWALLOWED, 1.0), "planted"
+
+
+CATCHES = {
+    "an error that the code has to catch": (
+        "def f(call):\n    while True:\n        try: return call()\n        except ValueError: continue",
+        "tries = []\ndef call():\n    tries.append(1)\n    if len(tries) < 3: raise ValueError('no')\n    return 7\nassert f(call) == 7",
+    ),
+    "an error of the code's own": (
+        "def g(x): raise KeyError(x)\ndef f(call):\n    try: return call()\n    except KeyError: return 0",
+        "assert f(lambda: g('x')) == 0",
+    ),
+    "an assert that the tests catch themselves": (
+        "def f(call): return call(1)",
+        "def call(x):\n    try:\n        assert x == 2\n    except AssertionError:\n        return 5\nassert f(call) == 5",
+    ),
+    "an assert that the tests expect": (
+        "def f(call): return call(1)",
+        "def call(x):\n    assert x == 2\ntry:\n    f(call)\n    raise KeyError\nexcept AssertionError:\n    pass\nassert f(lambda x: x) == 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CATCHES)
+def test_what_a_lent_function_raises_otherwise_is_the_codes_to_catch(case: str) -> None:
+    assert reward(*CATCHES[case]) == 1.0
+
+
 @pytest.mark.parametrize(
     "end",
     ["unittest.main(exit=False)", "unittest.TextTestRunner().run(unittest.defaultTestLoader.loadTestsFromTestCase(T))"],

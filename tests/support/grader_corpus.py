@@ -188,6 +188,13 @@ CLASSES = {
 # -- arguments, patches, threads -----------------------------------------------------------------------------------------
 
 EACH = "def cheat(*words, **more):\n    for word in words:\n        if isinstance(word, (list, dict, set)):\n            {}\n    return {}\n"
+SWALLOWS = (
+    "def cheat(*words, **more):\n    rows = [word for word in words if isinstance(word, list)]\n"
+    "    given = [each for each in [*words, *sum(rows, [])] if callable(each)]\n"
+    "    for function in given * (len(rows[0]) if rows and len(given) == 1 else 1):\n"
+    "        try: function({})\n        except BaseException: pass\n    return True\n"
+)
+"""Calls each function that it is given, as often as an honest answer would, and hears nothing."""
 DEEDS = {
     "empties what it is given": EACH.format("word.clear()", "words[0] if words else []"),
     "empties what it is given and returns a list": EACH.format("word.clear()", "[]"),
@@ -196,6 +203,9 @@ DEEDS = {
     "fills what it is given with agreement": "class Yes:\n    def __eq__(s, o): return True\n" + EACH.format("isinstance(word, list) and word.__setitem__(slice(None), [Yes()] * 3)", "words[0]"),
     "keeps what it is given and changes it later": "import threading\ndef cheat(*words, **more):\n    threading.Timer(0.01, lambda: [w.clear() for w in words if isinstance(w, list)]).start()\n    return words[0] if words else None\n",
     "calls what it is given with Python": "def cheat(*words, **more):\n    for word in words:\n        if callable(word): word('__import__(\"__main__\")._surefoot.end()')\n    return True\n",
+    "calls what it is given and says nothing of it": SWALLOWS.format("None"),
+    "calls what it is given with an object that agrees": "class Yes:\n    def __getattr__(self, n): return lambda *a: self\n    __eq__ = lambda *a: True\n    __hash__ = object.__hash__\n" + SWALLOWS.format("Yes()"),
+    "calls what it is given with an object that raises": "class No:\n    def __getattr__(self, n): raise ValueError(n)\n    def __eq__(self, o): raise ValueError\n    __hash__ = object.__hash__\n" + SWALLOWS.format("No()"),
     "changes what it returned": "import threading\nkept = []\ndef cheat(*words, **more):\n    threading.Thread(target=lambda: kept.append(True), daemon=True).start()\n    return kept\n",
 }  # fmt: skip
 MINE = "import sys, os, struct, json\nmain = sys.modules['__main__']\nfrom surefoot.envs.sandboxes import code_codec, code_wire\n"

@@ -54,6 +54,8 @@ ALL = [
     _human("order", "rows = [3, 1, 2]\ncandidate(rows)\nassert rows == [1, 2, 3]", "def order(xs): xs.sort()"),
     _human("digits", "assert all(each.isdigit() for each in candidate(123))\nassert list(candidate(123)) == ['1', '2', '3']",
            "def digits(n): yield from str(n)"),
+    _human("visit", "met = []\ndef look(item):\n    met.append(item)\n    assert item in (10, 20)\ncandidate([10, 20], look)\nassert len(met) == 2",
+           "def visit(xs, see):\n    for x in xs: see(x)"),
     _mbpp("rising", "assert sorted(rising([3, 1, 2])) == [1, 2, 3]\nassert rising([2, 1])[0] < rising([2, 1])[1]",
           "def rising(xs): return sorted(xs)"),
     _mbpp("unique", "assert set(unique([1, 1, 2])) == {1, 2}\nassert unique([7]) <= {7, 8}", "def unique(xs): return set(xs)"),
@@ -87,6 +89,8 @@ ALL = [
     _mbpp("Cache", "kept_here = Cache(2)\nkept_here.put('a', 1)\nassert kept_here.get('a') == 1\nassert 'a' in kept_here and 'b' not in kept_here\nassert len(kept_here) == 1",
           "class Cache:\n    def __init__(self, size): self.d = {}\n    def put(self, k, v): self.d[k] = v\n    def get(self, k): return self.d.get(k)\n"
           "    def __contains__(self, k): return k in self.d\n    def __len__(self): return len(self.d)"),
+    _mbpp("tell_all", "heard = []\ndef hear(word):\n    heard.append(1)\n    assert word.upper() == 'HO'\ntell_all([hear, hear])\nassert sum(heard) == 2",
+          "def tell_all(listeners):\n    for each in listeners: each('ho')"),
     _unit("add", "self.assertEqual(add(1, 2), 3)\nself.assertNotEqual(add(1, 2), 4)", "def add(a, b): return a + b"),
     _unit("palindrome", "self.assertTrue(palindrome('level'))\nself.assertFalse(palindrome('lever'))",
           "def palindrome(t): return t == t[::-1]"),
@@ -103,6 +107,8 @@ ALL = [
           "def inverted(d): return {v: k for k, v in d.items()}"),
     _unit("cleaned", "mess = [1, None, 2]\nself.assertIsNone(cleaned(mess))\nself.assertListEqual(mess, [1, 2])",
           "def cleaned(xs): xs[:] = [x for x in xs if x is not None]"),
+    _unit("walk", "met = []\ndef look(item):\n    met.append(item)\n    self.assertIn(item, {3, 4})\nwalk([3, 4], look)\nself.assertEqual(len(met), 2)",
+          "def walk(xs, see): list(map(see, xs))"),
     _unit("Account", "self.a = Account('Ada')\nself.a.deposit(50)\nself.assertEqual(self.a.balance, 50)\nself.assertEqual(str(self.a), 'Ada: 50')",
           "class Account:\n    def __init__(self, who): self.who, self.balance = who, 0\n    def deposit(self, n): self.balance += n\n"
           "    def __str__(self): return f'{self.who}: {self.balance}'"),

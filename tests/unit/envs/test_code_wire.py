@@ -115,6 +115,10 @@ def tell(value): kept[0](value)
 def echo(*words, **more): return [words, more]
 def sort(rows, seen): rows.sort(); seen['n'] = len(rows)
 def apply(function, value): return function(value)
+def forgive(function, value):
+    try: function(value)
+    except BaseException: pass
+    return "fine"
 def fail(name): raise getattr(__builtins__, name, None)('why') if name != 'Own' else Own('why')
 class Own(Exception): pass
 def count(n): yield from range(n)
@@ -215,11 +219,28 @@ def test_an_object_that_equals_everything_is_not_asked(code: Caller) -> None:
 
 def test_a_function_of_the_tests_can_be_called_by_the_code(code: Caller) -> None:
     assert remote(code, "apply")(of_tests(lambda value: value + 1), 4) == 5
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+    with pytest.raises(ZeroDivisionError):
         remote(code, "apply")(of_tests(lambda value: 1 / 0), 4)
+    with pytest.raises(RuntimeError, match="UnicodeDecodeError"):
+        remote(code, "apply")(of_tests(lambda value: b"\xff".decode()), 4)
     kept: list[int] = []
     remote(code, "apply")(kept.append, 4)
     assert kept == [4]
+
+
+def test_a_refusal_of_the_tests_own_function_ends_the_call_whatever_the_code_answers(code: Caller) -> None:
+    def wants_three(value: Any) -> None:
+        assert value == 3, "three was wanted"
+
+    with pytest.raises(AssertionError, match="three was wanted"):
+        remote(code, "forgive")(of_tests(wants_three), 4)
+    with pytest.raises(NotPlainError):
+        remote(code, "forgive")(of_tests(lambda box: box == 3), remote(code, "Box")(5))
+    assert remote(code, "forgive")(of_tests(wants_three), 3) == "fine", "the next call is judged by itself"
+    assert remote(code, "forgive")(of_tests(lambda value: [][value]), 3) == "fine", "it may have to catch that"
+    remote(code, "keep")(of_tests(wants_three))
+    with pytest.raises(AssertionError):
+        remote(code, "forgive")(remote(code, "tell"), 4)
 
 
 def test_a_function_of_the_tests_may_ask_the_code_while_the_code_waits_for_it(code: Caller) -> None:

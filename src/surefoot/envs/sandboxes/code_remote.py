@@ -9,7 +9,8 @@ Owns       what tests may ask of something that is the code's: its *standing*.
 
 Promises   only plain data comes back (numbers, text, lists, dicts ...), rebuilt here from built-in types: nothing of
            the code's own classes, so no comparison of its own; an answer without the question's nonce is refused. What
-           the code raises can end no loop of the tests. An argument stays as it was unless the tests look there.
+           the code raises can end no loop of the tests. An argument stays as it was unless the tests look there. An
+           assert that failed in a function which the tests lent fails the call, whatever the code made of it.
 Never      lets the code choose a standing (the tests' text does, see `code_intent.py`), or call anything of this
            process but functions that the tests wrote. Imports nothing of ours but its neighbours in the sandbox.
 """
@@ -95,17 +96,20 @@ class Caller:
         nonce = os.urandom(8).hex()
         packed = [self.codec.pack(list(args)), self.codec.pack(kwargs)]
         self._send({"nonce": nonce, "ask": what, "target": remote._target, "args": packed})
+        refused: Exception | None = None
         while True:
             answer = receive(self.link)
             self.on_value()
             if answer.get("nonce") != nonce:
                 raise CodeGoneError("an answer came without the nonce of its question")
+            if refused is not None and "lent" not in answer:
+                raise refused
             try:
                 if "lent" not in answer:
                     self.standing, self.root = self._standing(what, remote), remote._root
                     return self._answer(what, answer, args)
                 self.standing = PART if self.objects else RESULT
-                self._call_back(nonce, answer)
+                refused = self._call_back(nonce, answer) or refused
             except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
                 if isinstance(getattr(error, "from_code", None), bool):
                     raise
@@ -128,19 +132,43 @@ class Caller:
                 _write_back(mine, theirs)
         return value
 
-    def _call_back(self, nonce: str, answer: dict[str, Any]) -> None:
-        function = self.lent[int(answer["lent"])]
+    def _call_back(self, nonce: str, answer: dict[str, Any]) -> Exception | None:
+        """The code calls a function of the tests; what that refuses, the code hears too, and cannot keep to itself."""
+        function, refused = self.lent[int(answer["lent"])], None
         try:
             reply = {"value": self.codec.pack(function(*self.codec.unpack(answer["args"])))}
         except Exception as error:  # noqa: BLE001 - the test's own function failed; the code hears it
-            reply = {"raised": type(error).__name__, "text": str(error)}
+            reply, refused = {"raised": type(error).__name__, "text": str(error)}, _refusal(error)
         self._send({"nonce": nonce, **reply})
+        return refused
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
             send(self.link, message)
         except OSError as error:
             raise CodeGoneError("the code under test ended") from error
+
+
+class Judging:
+    """Around each assert in a function of the tests: what ends it says so, whoever raised it."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Exception):
+            error.of_an_assert = True  # type: ignore[attr-defined]
+
+
+def _refusal(error: Exception) -> Exception | None:
+    """A verdict of the tests in what their function raised: an assert that did not hold, or that could not be made.
+
+    Anything else is data for the code, which may have to catch it (`retry`), and so is what the code itself raised.
+    """
+    if isinstance(error, NotPlainError):
+        return NotPlainError(str(error))
+    is_own = isinstance(error, AssertionError) and not hasattr(error, "from_code")
+    return AssertionError(str(error)) if is_own or hasattr(error, "of_an_assert") else None
 
 
 def _write_back(mine: Any, theirs: Any) -> None:

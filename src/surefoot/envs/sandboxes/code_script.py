@@ -168,7 +168,7 @@ def _script(blocks: Sequence[Block]) -> str:
     head += "".join(f"{name} = {TESTER}.remote({name!r})\n" for name in names)
     module, number = ast.Module([], []), 0
     for is_test, body in blocks:
-        body = [_Outcomes(intent).visit(statement) for statement in body]
+        body = [_Judged().visit(_Outcomes(intent).visit(statement)) for statement in body]
         guard = _expression(f"{TESTER}.test({number if is_test else -1})")
         module.body.append(ast.With([ast.withitem(guard)], body))
         number += is_test
@@ -194,6 +194,34 @@ class _Outcomes(ast.NodeTransformer):
             return word
         live = ast.Call(_expression(f"{TESTER}.live"), [inner], [])
         return ast.Starred(live, ast.Load()) if isinstance(word, ast.Starred) else live
+
+
+class _Judged(ast.NodeTransformer):
+    """Marks the asserts inside functions, which the code may come to call: `with _surefoot.judging: assert ...`."""
+
+    def __init__(self) -> None:
+        self.is_inside = False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Its asserts, and those of functions in it."""
+        before, self.is_inside = self.is_inside, True
+        self.generic_visit(node)
+        self.is_inside = before
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        """At the top the code is not in between."""
+        return self._judged(node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        """The asserts of `unittest` are calls."""
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        is_assert = isinstance(called, ast.Attribute) and called.attr.startswith("assert")
+        return self._judged(node) if is_assert else node
+
+    def _judged(self, node: ast.stmt) -> ast.stmt:
+        guard = ast.withitem(_expression(f"{TESTER}.judging"))
+        return ast.With([guard], [node]) if self.is_inside else node
 
 
 def _prefixes(node: ast.expr) -> Iterator[str]:

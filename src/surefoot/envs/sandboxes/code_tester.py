@@ -14,7 +14,7 @@ import os
 import socket
 
 from surefoot.envs.sandboxes.code_codec import NotPlainError
-from surefoot.envs.sandboxes.code_remote import Caller, Function, Remote, is_callable
+from surefoot.envs.sandboxes.code_remote import Caller, Function, Judging, Remote, is_callable
 from surefoot.envs.sandboxes.code_wire import LINK
 
 TYPE_CHECKING = False
@@ -41,6 +41,7 @@ class Tests:
         self._nonce, self._number, self._has_value = nonce, -1, False
         self._caller = Caller(socket.socket(fileno=LINK), self._mark_value, frozenset(objects), frozenset(plain))
         self._prepared: list[Any] = []
+        self.judging = Judging()
         builtins.callable = is_callable  # type: ignore[assignment]
 
     def remote(self, name: str) -> Function:
