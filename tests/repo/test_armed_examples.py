@@ -9,7 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from doc_blocks import blocks
+from doc_blocks import Block, blocks
+from example_runs import UnreadableError, shown_runs
 from repo_tree import DOCS, PACKAGE, ROOT, relative
 
 from surefoot.assemble.eval_sets import read_sets
@@ -89,14 +90,35 @@ def share(config: Config, page: str, folder: Path) -> tuple[int, str]:
 
 def problem(text: str, page: str, folder: Path) -> str:
     """What is wrong with an example; empty when it is armed, or says why not."""
-    config = read_config(text, folder)
+    why = unarmed(read_config(text, folder), page, folder)
+    admitted = ADMITTED.search(text) is not None
+    if not why:
+        return "it is armed, and says that it is not" if admitted else ""
+    return "" if admitted else f"{why}; arm it, or say why not: # guard: not armed: ..."
+
+
+def unarmed(config: Config, page: str, folder: Path) -> str:
+    """Why the guard of a run is not armed; empty when it is."""
     heldout, metric = held_out(config, page, folder)
     found = judge_arming(config, heldout=heldout, metric=metric)
-    admitted = ADMITTED.search(text) is not None
     if found is not None and found.armed:
-        return "it is armed, and says that it is not" if admitted else ""
-    why = "nothing is held out, or the guard is off" if found is None else found.words()
-    return "" if admitted else f"{why}; arm it, or say why not: # guard: not armed: ..."
+        return ""
+    return "nothing is held out, or the guard is off" if found is None else found.words()
+
+
+def block_problem(block: Block, page: str, folder: Path) -> str:
+    """The same for a block of shell lines or Python: each run in it is armed, or the block or its config says why not."""
+    try:
+        runs = shown_runs(page, block, folder)
+    except UnreadableError as error:
+        return str(error)
+    if not runs:
+        return ""
+    told = [(run, unarmed(run.config, page, folder)) for run in runs]
+    if ADMITTED.search(block.text):
+        return "" if any(why for _, why in told) else "every run of it is armed, and it says that one is not"
+    lost = [f"{run.words}: {why}" for run, why in told if why and not ADMITTED.search(run.text)]
+    return "; ".join(lost) and f"{'; '.join(lost)}; arm it, or say why not: # guard: not armed: ..."
 
 
 def test_there_are_examples_in_the_readme_in_the_docs_and_in_files() -> None:
@@ -108,6 +130,28 @@ def test_there_are_examples_in_the_readme_in_the_docs_and_in_files() -> None:
 @pytest.mark.parametrize(("page", "text"), [(p, t) for _, p, t in EXAMPLES], ids=[name for name, _, _ in EXAMPLES])
 def test_an_example_is_armed_or_says_why_not(page: str, text: str, tmp_path: Path) -> None:
     assert problem(text, page, tmp_path) == ""
+
+
+TRAINS = re.compile(r"surefoot(?: |\.)train\b|import train\b")
+BLOCKS = [
+    (f"{relative(page)}:{block.line}", page.read_text(encoding="utf-8"), block)
+    for page in DOCS
+    for block in blocks(page.read_text(encoding="utf-8"))
+    if block.language in ("sh", "text", "python") and TRAINS.search(block.text)
+]
+
+
+def test_there_are_runs_in_shell_lines_and_in_python(tmp_path: Path) -> None:
+    found = {
+        (name.partition(":")[0], block.language) for name, page, block in BLOCKS if shown_runs(page, block, tmp_path)
+    }
+    wanted = {("README.md", "sh"), ("README.md", "text"), ("README.md", "python"), ("docs/python.md", "python")}
+    assert wanted | {("docs/agents.md", "python"), ("docs/reliability.md", "sh"), ("docs/report.md", "sh")} <= found
+
+
+@pytest.mark.parametrize(("page", "block"), [(p, b) for _, p, b in BLOCKS], ids=[name for name, _, _ in BLOCKS])
+def test_a_run_in_a_shell_line_or_in_python_is_armed_or_says_why_not(page: str, block: Block, tmp_path: Path) -> None:
+    assert block_problem(block, page, tmp_path) == ""
 
 
 SHORT = 'model = "pebble"\ntasks = "mine.jsonl"\nmax_steps = 5\n'
@@ -129,3 +173,34 @@ def test_planted_examples_are_seen(tmp_path: Path) -> None:
     assert problem(admits + SHORT, few, tmp_path) == ""
     assert "and says that it is not" in problem(admits + long, many, tmp_path)
     assert "nothing is held out" in problem(SHORT + "heldout_fraction = 0\n", few, tmp_path)
+
+
+LONG = "max_steps=100, tasks_per_step=16"
+ROWS = "import surefoot\nrows = [{'prompt': str(n), 'answer': '1'} for n in range(600)]\n"
+SEEN = {
+    "sh": ["surefoot train max_steps=2 output_dir=run", "SUREFOOT_FAILPOINTS=x surefoot train max_steps=2  # exits 137",
+           "surefoot train my.toml guard.mode=off", "surefoot train my.toml heldout_fraction=0", "surefoot train $words"],
+    "text": ["$ surefoot train max_steps=2", "surefoot train engine.kind=vllm max_steps=2"],
+    "python": [ROWS + "surefoot.train('pebble', tasks=rows, max_steps=2)", ROWS + "surefoot.train('pebble', tasks=rows[:9])",
+               ROWS + f"surefoot.train('pebble', tasks=rows, {LONG}, heldout_fraction=0)", ROWS + "surefoot.train(**keys)",
+               ROWS + "from surefoot import train\ntrain('pebble', train_dataset=rows, max_steps=2)"],
+}  # fmt: skip
+"""Runs whose guard could not stop a collapse, or that nobody can judge."""
+FINE = {
+    "sh": ["surefoot train", "surefoot train my.toml output_dir=first", "surefoot train max_steps=2 --dry-run",
+           "surefoot train --resume run max_steps=2", "surefoot train max_steps=2 wrong=1  # exits 2", "surefoot train theirs.toml"],
+    "text": ["$ surefoot train", "[1/2] surefoot train hack.toml guard.mode=off"],
+    "python": [ROWS + f"surefoot.train('pebble', tasks=rows, {LONG})", ROWS + "trainer.train()"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("language", SEEN)
+def test_planted_shell_lines_and_python_are_seen(language: str, tmp_path: Path) -> None:
+    page = f"```toml\n# my.toml\n{SHORT.replace('max_steps = 5', LONG.replace(', ', chr(10)))}```\n{MADE.replace('ROWS', '600')}"
+    for text in SEEN[language]:
+        assert block_problem(Block(language, 1, text), page, tmp_path) != "", text
+    for text in FINE[language]:
+        assert block_problem(Block(language, 1, text), page, tmp_path) == "", text
+    admits = "# guard: not armed: two steps only show how a run is started\n"
+    assert block_problem(Block(language, 1, admits + SEEN[language][0]), page, tmp_path) == ""
+    assert "says that one is not" in block_problem(Block(language, 1, admits + FINE[language][0]), page, tmp_path)
