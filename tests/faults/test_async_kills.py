@@ -37,6 +37,12 @@ CASES = {
     "two passes": Case("ahead, two passes", AHEAD | {"num_iterations": 2, "save_steps": 2}),
     "seldom synced": Case("ahead, seldom synced", AHEAD | {"weight_sync_steps": 2, "save_steps": 2}),
 }
+STOP_S = 10.0
+"""What is promised of every stop, with the default stop_timeout_s."""
+NOTICED_S = 5.0
+"""How long after stall_timeout_s a stuck run may live."""
+STOPPED = "SIGTERM to an asynchronous run, then resumed"
+NOTICED = "engine of an asynchronous run hangs: exit code 76 at most 5 s after stall_timeout_s, then resumed"
 KILLS = [
     ("saves", "loop.after_learn=kill@5"), ("saves", "batches.after_append=kill@3"),
     ("journal only", "loop.after_learn=kill@6"), ("journal only", "batches.before_compose=kill@5"),
@@ -270,10 +276,55 @@ def test_asked_to_stop_a_run_that_samples_ahead_stops_and_goes_on(
     case = CASES["saves"]
     folder = bench.folder(case)
     hit = 20 if name.startswith("ledger") else 2
-    ended = bench.train(folder, before=[("signal_at", name, hit, int(signal.SIGTERM))])
+    ended = bench.train(folder, before=[("signal_at", name, hit, int(signal.SIGTERM), folder / "asked")])
+    seconds = seconds_since(folder / "asked")
     assert ended.code == 75, f"exit {ended.code}\n{ended.said}"
+    assert seconds <= STOP_S, f"{seconds:.1f} s from the signal to the end\n{ended.said}"
+    goes_on(bench, case, folder)
+    note(record_property, "P11", STOPPED, 1, seconds=[seconds], limit_s=STOP_S)
+
+
+def seconds_since(moment: Path) -> float:
+    """From what a child wrote down until now; both looked at the one clock of this machine."""
+    return time.monotonic() - float(moment.read_text())
+
+
+def goes_on(bench: Bench, case: Case, folder: Path) -> None:
     ended = bench.resume(folder)
     assert ended.code == 0, ended.said
     check_account(case, folder / "run")
-    note(record_property, "P11", "SIGTERM to an asynchronous run, then resumed", 1)
     shutil.rmtree(folder)
+
+
+# -- its engine hangs -------------------------------------------------------------------------------
+
+HUNG = Case("ahead, hung", AHEAD | {"save_steps": 3, "stall_timeout_s": 3.0, "reward_timeout_s": 1.5})
+PATIENT = Case("ahead, patient", AHEAD | {"save_steps": 3})
+
+
+def test_a_hung_engine_of_a_run_that_samples_ahead_is_noticed_in_time(bench: Bench, record_property: Record) -> None:
+    """It shares the process with the learner: whoever waits for it beats no pulse, and the watchdog hears that."""
+    folder = bench.folder(HUNG)
+    ended = bench.train(folder, before=[("engine_hangs_after", "loop.after_learn", 2, folder / "hung")])
+    seconds = seconds_since(folder / "hung")
+    assert ended.code == 76, f"exit {ended.code}\n{ended.said}"
+    assert "StalledError: no progress for 3 s while" in ended.said
+    assert seconds <= 3.0 + NOTICED_S, f"{seconds:.1f} s from the last token to the end\n{ended.said}"
+    assert bench.warm.orphans() == []
+    goes_on(bench, HUNG, folder)
+    note(record_property, "P9", NOTICED, 1, "with 3 s", seconds=[seconds], limit_s=3.0 + NOTICED_S)
+
+
+def test_asked_to_stop_while_its_engine_hangs_it_stops_in_time(bench: Bench, record_property: Record) -> None:
+    folder = bench.folder(PATIENT)
+    driver = bench.start(folder, before=[("engine_hangs_after", "loop.after_learn", 2, folder / "hung")])
+    wait_until(lambda: (folder / "hung").exists())
+    asked = time.monotonic()
+    os.kill(driver.pid, signal.SIGTERM)
+    ended = driver.end()
+    seconds = time.monotonic() - asked
+    assert ended.code == 75, f"exit {ended.code}\n{ended.said}"
+    assert seconds <= STOP_S, f"{seconds:.1f} s from the signal to the end\n{ended.said}"
+    assert bench.warm.orphans() == []
+    goes_on(bench, PATIENT, folder)
+    note(record_property, "P11", STOPPED, 1, seconds=[seconds], limit_s=STOP_S)

@@ -7,11 +7,14 @@ import contextlib
 import ctypes
 import errno
 import io
+import itertools
+import json
 import os
 import shutil
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,18 +47,42 @@ def _both(note: Callable[[str], None], name: str, armed: failpoints.Armed | None
     return act
 
 
-def signal_at(name: str, hit: str, number: str) -> None:
-    """Send this process a signal when it passes a failpoint for the given time."""
-    failpoints._POINTS[name] = failpoints.Armed(name, "signal", lambda: os.kill(os.getpid(), int(number)), int(hit))
+def signal_at(name: str, hit: str, number: str, moment: str = "") -> None:
+    """Send this process a signal when it passes a failpoint for the given time; say in a file when, if one is named."""
+
+    def act() -> None:
+        if moment:
+            Path(moment).write_text(str(time.monotonic()))
+        os.kill(os.getpid(), int(number))
+
+    failpoints._POINTS[name] = failpoints.Armed(name, "signal", act, int(hit))
+
+
+def engine_hangs_after(name: str, hit: str, moment: str) -> None:
+    """From the given time at a failpoint on, the engine of this process draws no token and does not come back."""
+    from surefoot.engines.embedded import EmbeddedEngine
+
+    over, advance = threading.Event(), EmbeddedEngine.advance
+
+    def hung(self: Any) -> Any:
+        if over.is_set():
+            Path(moment).write_text(str(time.monotonic()))
+            threading.Event().wait()
+        return advance(self)
+
+    EmbeddedEngine.advance = hung  # type: ignore[method-assign]
+    failpoints._POINTS[name] = failpoints.Armed(name, "hang", over.set, int(hit))
 
 
 def requests(path: str) -> None:
-    """Write down every completion that is asked of the engine, and every rollout that is graded, by its name."""
+    """Write down by name every completion that is asked of the engine, every rollout whose tools are opened or that is
+    graded, and every call of a tool: of which rollout, the how manieth, and with what."""
     from surefoot.engines.embedded import EmbeddedEngine
     from surefoot.envs.single_turn import SingleTurnEnvironment
+    from surefoot.envs.tools import ToolEnvironment
 
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    generate, grade = EmbeddedEngine.generate, SingleTurnEnvironment.grade
+    generate, grade, opens = EmbeddedEngine.generate, SingleTurnEnvironment.grade, ToolEnvironment.open
 
     def asked(self: Any, wanted: Any) -> Any:
         os.write(descriptor, "".join(f"asked {request.id}\n" for request in wanted).encode())
@@ -65,7 +92,43 @@ def requests(path: str) -> None:
         os.write(descriptor, "".join(f"graded {r.group}/{r.index}\n" for r in rollouts).encode())
         return grade(self, tasks, rollouts, *more)
 
+    def opened(self: Any, task: Any, rollout: str, seed: int) -> Any:
+        os.write(descriptor, f"opened {rollout}\n".encode())
+        session = opens(self, task, rollout, seed)
+        session.toolbox = Heard(
+            session.toolbox, lambda line: os.write(descriptor, f"called {rollout} {line}\n".encode())
+        )
+        return session
+
     EmbeddedEngine.generate, SingleTurnEnvironment.grade = asked, graded  # type: ignore[method-assign]
+    ToolEnvironment.open = opened  # type: ignore[method-assign]
+
+
+class Heard:
+    """A toolbox whose calls are told, one line each, before they are made."""
+
+    def __init__(self, toolbox: Any, tell: Callable[[str], object]) -> None:
+        self._toolbox, self._tell, self._count = toolbox, tell, itertools.count(1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._toolbox, name)
+
+    def call(self, name: str, arguments: Any, deadline_s: float) -> Any:
+        """The real one."""
+        self._tell(f"{next(self._count)} {name} {json.dumps(arguments)}")
+        return self._toolbox.call(name, arguments, deadline_s)
+
+
+def calls_by_every_word() -> None:
+    """A model without a word of sense calls a tool all the same: by the checksum of what it says, none, one or two."""
+    from surefoot.envs import tools
+    from surefoot.envs.tool_calls import Call, Parsed
+
+    def parse_calls(text: str, form: str = "") -> Parsed:
+        many = zlib.crc32(text.encode()) % 3
+        return Parsed(tuple(Call("look", {"place": f"{text} {n}"}) for n in range(many)), text)
+
+    tools.parse_calls = parse_calls
 
 
 def slow_config() -> None:
