@@ -120,15 +120,19 @@ class Heard:
 
 
 def calls_by_every_word() -> None:
-    """A model without a word of sense calls a tool all the same: by the checksum of what it says, none, one or two."""
+    """A model without a word of sense calls tools all the same: by the checksum of what it says, none, one or two.
+
+    It rarely ends what it says by itself; here that is no reason not to ask.
+    """
     from surefoot.envs import tools
     from surefoot.envs.tool_calls import Call, Parsed
+    from surefoot.runtime import tool_rounds
 
     def parse_calls(text: str, form: str = "") -> Parsed:
         many = zlib.crc32(text.encode()) % 3
-        return Parsed(tuple(Call("look", {"place": f"{text} {n}"}) for n in range(many)), text)
+        return Parsed(tuple(Call("look", {"place": f"{text} {n}"}, text) for n in range(many)), text)
 
-    tools.parse_calls = parse_calls
+    tools.parse_calls, tool_rounds.LENGTH = parse_calls, "never"
 
 
 def slow_config() -> None:
