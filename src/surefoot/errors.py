@@ -21,6 +21,7 @@ SurefootError                 70  a bug of ours, when nothing below fits
 ├── StalledError              76  nothing moved for too long; the stacks are in a file
 ├── FleetError                77  engines, workers or the learner are gone and cannot be replaced
 │   └── LearnerLostError       77  the learner's process is gone; a session goes on from the journal by itself
+│       └── LearnerStartError  77  it did not come up; where no step was trained there is nothing to go on from
 └── CollapseStopError         79  the guard stopped a run that was hurting the model
 """
 
@@ -164,6 +165,10 @@ class FleetError(SurefootError):
 
 class LearnerLostError(FleetError):
     """The learner's process is gone, and with it every weight since the last checkpoint; the journal has the rest."""
+
+
+class LearnerStartError(LearnerLostError):
+    """The learner's process did not come up: it ended, or took longer than `runtime.start_timeout_s`."""
 
 
 class CollapseStopError(SurefootError):

@@ -111,6 +111,26 @@ def test_a_short_run_passes_and_says_that_its_change_cannot_be_measured(short: R
     assert short.verdict["shown_target"] == ["eval_accuracy", 0.85]
 
 
+NOT_JUDGED = "eval_accuracy 0.85 is the target of the built-in length: with max_steps set it is shown, not judged"
+
+
+def test_the_last_lines_say_of_the_target_what_the_plan_said(short: Ran) -> None:
+    plan, _, end = short.out.partition("PASS  after")
+    assert NOT_JUDGED in plan
+    assert NOT_JUDGED in end
+    assert short.verdict["reasons"][-1] == NOT_JUDGED
+    assert "no target was set" not in short.out
+
+
+def test_a_resumed_run_says_the_same_of_a_target_that_is_not_judged(tmp_path: Path) -> None:
+    killed = surefoot(*small(), cwd=tmp_path, env={"SUREFOOT_FAILPOINTS": "loop.after_learn=kill@1"})
+    assert killed.code != 0
+    ran = surefoot("train", "--resume", str(killed.run), cwd=tmp_path, run="")
+    assert ran.code == 0, ran.out + ran.err
+    assert killed.verdict["reasons"][-1] == NOT_JUDGED
+    assert killed.verdict["shown_target"] == ["eval_accuracy", 0.85]
+
+
 def test_a_model_that_got_worse_fails_when_no_guard_looks_on(tmp_path: Path) -> None:
     """The reward pays for long answers; held-out accuracy asks for the right ones."""
     words = ('reward_funcs=["rewards.py:graded"]', "eval_metric=exact", "guard.mode=off", "learning_rate=1e-3")

@@ -135,6 +135,21 @@ def calls_by_every_word() -> None:
     tools.parse_calls, tool_rounds.LENGTH = parse_calls, "never"
 
 
+def learner_lost(when: str) -> None:
+    """The learner's process, which is none here, is gone before step 1: while it starts, or in the baseline."""
+    from surefoot.assemble import build, session
+    from surefoot.errors import LearnerLostError, LearnerStartError
+
+    def lost(*_: Any, **__: Any) -> None:
+        kind = LearnerStartError if when == "start" else LearnerLostError
+        raise kind(f"the learner is gone ({when})", "a test says so", "resume the run, or whatever fits")
+
+    if when == "start":
+        build.build = lost  # type: ignore[assignment]
+    else:
+        session.look_at_baseline = lost
+
+
 def slow_config() -> None:
     """Reading the config takes its time, so that a test can come first."""
     from surefoot.cli import commands

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.assemble.given import way_to_evaluate
 from surefoot.assemble.walls import sandbox_facts
+from surefoot.config_load.load import shown_target_line
 from surefoot.errors import StateError
 from surefoot.guards.arming import Arming, judge_arming
 from surefoot.guards.arming_search import tightened_in
@@ -96,10 +97,12 @@ def finish(around: Surroundings, run: Run, code: int | None = None) -> Outcome:
     metrics, keeper = run.last_metrics | run.last_eval, around.keeper
     keeper.ledger.check()
     balance = keeper.ledger.balance()
+    shown = around.loaded.shown_target
+    told = {} if shown is None else {"no_target": shown_target_line(shown)}
     judgement = judge_run(
         planned=run.config.max_steps, executed=run.step, target=target, metrics=metrics,
         evidence=evidence(run), refused=run.step - run.learner.version, samples=run.checked["samples"],
-        collapse=collapse(run), unaccounted=abs(balance.lost) + balance.leased,
+        collapse=collapse(run), unaccounted=abs(balance.lost) + balance.leased, **told,
     )  # fmt: skip
     judgement = count_trained(judgement, run.config, run.step, balance)
     code = (0 if judgement.status is Verdict.PASS else 1) if code is None else code

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from surefoot.assemble.baseline import look_at_baseline
 from surefoot.assemble.border import check_pairs
@@ -40,6 +40,7 @@ from surefoot.errors import (
     CollapseStopError,
     InvariantError,
     LearnerLostError,
+    LearnerStartError,
     MemoryLimitError,
     RewardError,
     StoppedError,
@@ -56,7 +57,7 @@ from surefoot.safe_text import printable
 from surefoot.stopping import StopRequested, StopSignals
 from surefoot.store.environment import environment_record
 from surefoot.store.failpoints import failpoint, switched_on
-from surefoot.store.identity import confirm
+from surefoot.store.identity import confirm, told
 from surefoot.store.lock import RunLock
 from surefoot.store.run_folder import RunFolder
 from surefoot.tracking.console import View, batch_arithmetic
@@ -106,6 +107,8 @@ def train(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> O
             return _live(loaded, inputs, keeper, stop, view, resumed=False)
         except LearnerLostError as error:
             lost = _unless_asked(error, stop)
+    if not folder.config.exists():  # lost before step 1: the start took its folder back
+        raise lost if isinstance(lost, LearnerStartError) else _never_began(lost)
     return _revive(folder.root, lost, config.runtime.max_restarts, view=view, given=given)
 
 
@@ -152,6 +155,13 @@ def _revive(
     raise lost
 
 
+def _never_began(lost: LearnerLostError) -> LearnerLostError:
+    return LearnerLostError(
+        lost.what, "it was lost before step 1: nothing was trained, and there is nothing to go on from",
+        "start the run again; its last lines above say what ended it",
+    )  # fmt: skip
+
+
 def _unless_asked(lost: LearnerLostError, stop: StopSignals) -> LearnerLostError:
     """A learner that is lost after a request to stop is not missed: the signal may have been sent to all processes."""
     if stop.asked:
@@ -181,6 +191,8 @@ def _resume(
         except BaseException:
             lock.close()
             raise
+        shown = (told(keeper.journal, "inputs") or {}).get("shown_target")
+        loaded = replace(loaded, shown_target=None if shown is None else (shown[0], shown[1]))
         try:
             return _live(loaded, inputs, keeper, stop, view, resumed=True, extension=extension)
         except LearnerLostError as error:
@@ -205,7 +217,7 @@ def _live(
     around = Surroundings(loaded, inputs, keeper, pool, sinks, stop, view, lookout)
     keep_folder = resumed  # a refused start takes its folder back, a refused resume changes nothing
     try:
-        confirm(keeper.journal, "inputs", inputs.sources | {"seed": config.seed})
+        confirm(keeper.journal, "inputs", inputs.sources | {"seed": config.seed} | _shown_target(loaded))
         pool.start()  # before torch: a fork of a threaded process is not safe
         if not resumed:  # a refused resume leaves what others see as it was
             around.later.enter_context(lookout)
@@ -221,10 +233,18 @@ def _live(
     except KeyboardInterrupt:
         keep_folder = True
         raise
+    except LearnerLostError:
+        keep_folder = keep_folder or stop.asked  # it may have been asked to stop too: that can be resumed
+        raise
     finally:
         around.close()
         if not keep_folder and not folder.verdict.exists():  # an agent's baseline leaves one, and what it played
             folder.discard()
+
+
+def _shown_target(loaded: LoadedConfig) -> dict[str, Any]:
+    """The target that is not judged: config.toml does not have it, and a resume ends with the same words."""
+    return {} if loaded.shown_target is None else {"shown_target": list(loaded.shown_target)}
 
 
 def _start(around: Surroundings, *, resumed: bool, extension: Extension | None = None) -> Run:

@@ -77,13 +77,16 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), *, data: bytes
     notes, target = draft.notes, None
     if path is None and "max_steps" in written and not written & {"target_metric", "target_value"}:
         target = (draft.values.pop("target_metric"), draft.values.pop("target_value"))
-        notes.append(
-            f"{target[0]} {target[1]} is the target of the built-in length: with max_steps set it is shown, not judged"
-        )
+        notes.append(shown_target_line(target))
     config = draft.build()
     notes += _defaults(draft, written)
     base = path.parent.absolute() if path else Path.cwd()
     return LoadedConfig(config, base, tuple(notes), draft.source, frozenset(written), target)
+
+
+def shown_target_line(target: tuple[str, float]) -> str:
+    """What plan and verdict say of the built-in target when it is not judged."""
+    return f"{target[0]} {target[1]} is the target of the built-in length: with max_steps set it is shown, not judged"
 
 
 def config_from_values(values: Mapping[str, Any], *, source: str, base: Path) -> LoadedConfig:

@@ -86,6 +86,7 @@ def judge_run(
     samples: int | None = None,
     collapse: str = "",
     unaccounted: int = 0,
+    no_target: str = "no target was set",
 ) -> Judgement:
     """Judge by the numbers that were seen; a missing or non-finite one is never a pass.
 
@@ -96,6 +97,7 @@ def judge_run(
         samples: how many were trained on over the whole run; None when nobody counted.
         collapse: why the guard fired; empty while it has not. It outweighs everything else.
         unaccounted: planned items of the ledger that are neither pending, trained nor dropped.
+        no_target: what is said of the target where there is none to judge by.
     """
     if collapse:
         return Judgement(Verdict.FAIL, (f"the guard stopped the run after {executed} of {planned} steps: {collapse}",))
@@ -108,7 +110,7 @@ def judge_run(
         ran.append(f"{refused} updates were not finite and not applied")
     if lacking := _nothing_trained(planned, refused, samples) or evidence.missing():
         return Judgement(Verdict.FAIL, (lacking, *ran, evidence.heldout()))
-    reached, said = _target(target, metrics)
+    reached, said = (True, no_target) if target is None else _target(target, metrics)
     if evidence.change is not None and evidence.change.worse:
         return Judgement(Verdict.FAIL, (evidence.heldout(), *ran, said))
     if evidence.channels and not evidence.differing:
@@ -123,10 +125,8 @@ def _nothing_trained(planned: int, refused: int, samples: int | None) -> str:
     return "nothing was learned: no rollout ever got a verdict" if samples == 0 else ""
 
 
-def _target(target: tuple[str, float] | None, metrics: Mapping[str, float]) -> tuple[bool, str]:
-    """Whether it was reached, and a sentence about it; without one there is nothing to miss."""
-    if target is None:
-        return True, "no target was set"
+def _target(target: tuple[str, float], metrics: Mapping[str, float]) -> tuple[bool, str]:
+    """Whether it was reached, and a sentence about it."""
     name, wanted = target
     value = metrics.get(name)
     if value is None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from surefoot.errors import LearnerLostError, SurefootError
+from surefoot.errors import LearnerLostError, LearnerStartError, SurefootError
 from surefoot.protocols import Scored, StepReport
 from surefoot.pulse import beat
 from surefoot.records import TrainSample
@@ -63,11 +63,18 @@ class RemoteLearner:
             async with asyncio.timeout(self.limits.start_timeout_s):
                 _, facts = await begin(self.member)
         except TimeoutError:
-            raise self._lost(
-                f"it was not ready within runtime.start_timeout_s = {self.limits.start_timeout_s:g} s"
+            limit_s = self.limits.start_timeout_s
+            raise LearnerStartError(
+                f"the learner did not start: it was not ready within runtime.start_timeout_s = {limit_s:g} s"
+                f"{self._last_lines()}",
+                "its process has to come up, load the model and make the optimiser in that time",
+                "raise runtime.start_timeout_s if that takes longer here; if not, its last lines say what it waits for",
             ) from None
         except MemberLostError as loss:
-            raise self._lost(str(loss)) from None
+            raise LearnerStartError(
+                f"the learner did not start: {loss}{self._last_lines()}",
+                "without its process nothing can be trained", "mend what its last lines say, then start again",
+            ) from None  # fmt: skip
         return facts  # type: ignore[no-any-return]
 
     # -- what the loop asks -------------------------------------------------------------
@@ -175,10 +182,13 @@ class RemoteLearner:
             self._progress = progress
             beat("waiting for the learner, which works")
 
-    def _lost(self, cause: str) -> LearnerLostError:
+    def _last_lines(self) -> str:
         lines = "\n".join(f"    | {line}" for line in self.member.last_lines().splitlines())
+        return f"\n  its last lines:\n{lines}"
+
+    def _lost(self, cause: str) -> LearnerLostError:
         return LearnerLostError(
-            f"the learner was lost: {cause}\n  its last lines:\n{lines}",
+            f"the learner was lost: {cause}{self._last_lines()}",
             "weights and optimiser live in its memory; what was not saved is in the journal",
             "resume the run: it goes on from the last checkpoint and repeats the journaled steps",
         )
