@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,9 +114,7 @@ class Server:
 
     def do_wait(self, pid: int, timeout_s: float) -> dict[str, int | None]:
         """The exit code (minus the signal's number where one ended it); None while it still runs."""
-        poll = select.poll()
-        poll.register(self.drivers[pid], select.POLLIN)
-        if not poll.poll(timeout_s * 1000):
+        if not ends_within(self.drivers[pid], timeout_s):
             return {"code": None}
         os.close(self.drivers.pop(pid))
         return {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
@@ -147,9 +145,8 @@ class Server:
 
 def _be_driver(argv: list[str], cwd: str, env: dict[str, str], out: str, before: list[Any], tell: int) -> None:
     """In the child: become a process that a shell could have started, then be the command. Does not return."""
-    code = ODD
-    try:
-        os.setsid()
+
+    def prepare() -> None:
         os.chdir(cwd)
         nothing = os.open(os.devnull, os.O_RDONLY)
         said = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -159,12 +156,23 @@ def _be_driver(argv: list[str], cwd: str, env: dict[str, str], out: str, before:
             os.close(descriptor)  # the last one tells the server that we are ready
         os.environ.clear()
         os.environ.update(env)
-        from surefoot.cli import main
         from surefoot.store import failpoints
 
         failpoints.read_environment()
         for name, *arguments in before:
             getattr(importlib.import_module("kill_plants"), name)(*arguments)
+
+    be_command(argv, prepare)
+
+
+def be_command(argv: list[str], prepare: Callable[[], None]) -> None:
+    """In a fork: a session of its own, then what `prepare` does, then `surefoot ARGV`. Does not return."""
+    code = ODD
+    try:
+        os.setsid()
+        prepare()
+        from surefoot.cli import main
+
         sys.argv = ["surefoot", *argv]
         main()
     except SystemExit as end:
@@ -175,6 +183,13 @@ def _be_driver(argv: list[str], cwd: str, env: dict[str, str], out: str, before:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def ends_within(watch: int, timeout_s: float) -> bool:
+    """Whether the process behind a pidfd ends in this time."""
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def _command_of(pid: int) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
-import sys
-import traceback
 from pathlib import Path
 from typing import Any
+
+from kill_kit import be_command, ends_within
 
 
 def look_at(order: str) -> None:
@@ -23,7 +22,7 @@ def _one(argv: list[str], deadline_s: float, planted: str) -> dict[str, Any]:
     out = os.memfd_create("said")
     pid = os.fork()
     if pid == 0:
-        _be_command(argv, out, planted)
+        be_command(argv, lambda: _prepare(out, planted))
     code, peak = _end_of(pid, deadline_s)
     said = os.pread(out, os.fstat(out).st_size, 0).decode(errors="replace")
     os.close(out)
@@ -32,9 +31,7 @@ def _one(argv: list[str], deadline_s: float, planted: str) -> dict[str, Any]:
 
 def _end_of(pid: int, deadline_s: float) -> tuple[int | None, float]:
     watch = os.pidfd_open(pid)
-    poll = select.poll()
-    poll.register(watch, select.POLLIN)
-    in_time = bool(poll.poll(deadline_s * 1000))
+    in_time = ends_within(watch, deadline_s)
     os.close(watch)
     if not in_time:
         os.killpg(pid, signal.SIGKILL)
@@ -46,26 +43,11 @@ def _resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def _be_command(argv: list[str], out: int, planted: str) -> None:
-    code = 99
-    try:
-        os.setsid()
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        from surefoot.cli import main
-
-        if planted:
-            PLANTS[planted]()
-        sys.argv = ["surefoot", *argv]
-        main()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def _prepare(out: int, planted: str) -> None:
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    if planted:
+        PLANTS[planted]()
 
 
 # -- defences taken away ----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from surefoot.envs.rewards.frames import pack
 from surefoot.envs.sandbox import Limits, Outcome, Report, Sandbox, available, run_code
 from surefoot.envs.sandboxes import sandbox_link, sandbox_report, sandbox_views, sandbox_watch
 from surefoot.errors import ConfigError, SecurityError, ToolError, ToolFailedError
@@ -375,3 +377,28 @@ def test_planted_an_environment_that_is_handed_on_is_seen(monkeypatch: pytest.Mo
     assert Sandbox().run_python(code).stdout == "None\n"
     monkeypatch.setattr(sandbox_views, "environment", lambda shown: dict(os.environ))
     assert Sandbox().run_python(code).stdout == "jewels\n"
+
+
+def test_reports_come_whole_however_they_are_cut_and_nonsense_is_none() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        reports = sandbox_link.Reports()
+        sent = pack(b'{"egress": 2}') + pack(b'{"exit": 0}')
+        theirs.sendall(sent[:12])
+        assert (reports.read(ours), reports.ended) == ([], False)
+        theirs.sendall(sent[12:])
+        assert (reports.read(ours), reports.ended) == ([{"egress": 2}, {"exit": 0}], False)
+        theirs.sendall(pack(b"{") + pack(b'{"exit": 1}'))
+        assert reports.read(ours) == [{"exit": 1}], "a report that cannot be read is no report"
+        theirs.close()
+        reports.read(ours)
+        assert reports.ended
+    for line in (b"\xff" * 8, b"\0\0"):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.sendall(line)
+            theirs.close()
+            reports = sandbox_link.Reports()
+            assert (reports.read(ours), reports.ended) == ([], True)

@@ -64,6 +64,33 @@ class Born:
         os.close(self.pidfd)
 
 
+class Reports:
+    """What the first process of a sandbox says on its link, which must not block."""
+
+    def __init__(self) -> None:
+        self._inbox = bytearray()
+        self.ended = False
+        """Whether nothing will come any more."""
+
+    def read(self, link: socket.socket) -> list[dict[str, Any]]:
+        """The messages that have come whole since the last look; nonsense is no message."""
+        while not self.ended:
+            try:
+                data = link.recv(_ANSWER_CAP)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            self.ended = not data
+            self._inbox += data
+        found: list[dict[str, Any]] = []
+        with contextlib.suppress(FrameError):
+            while (frame := take_frame(self._inbox, _ANSWER_CAP)) is not None:
+                with contextlib.suppress(ValueError):
+                    found.append(json.loads(frame))
+        return found
+
+
 class Keeper:
     """The small process, and the socket on which it takes orders."""
 

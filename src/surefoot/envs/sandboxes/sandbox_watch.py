@@ -9,7 +9,6 @@ Never      starts anything; `sandbox_link.py` does.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import time
@@ -17,15 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from surefoot.envs.rewards.frames import FrameError, take_frame
 from surefoot.envs.rewards.memory_cap import excess_mb
-from surefoot.envs.sandboxes.sandbox_link import Born
+from surefoot.envs.sandboxes.sandbox_link import Born, Reports
 from surefoot.errors import ToolError, ToolFailedError
 
 _WEIGH_S = 0.05
 _GRACE_S = 10.0
 """How long a killed sandbox may take to be gone: the kernel has to free what it held."""
-_REPORT_CAP = 2**16
 
 
 @dataclass
@@ -41,7 +38,7 @@ class Watched:
     deadline: float
     memory_mb: int
     output_bytes: int
-    inbox: bytearray = field(default_factory=bytearray)
+    reports: Reports = field(default_factory=Reports)
     report: dict[str, Any] | None = None
     killed: str | None = None
     cut: bool = False
@@ -116,19 +113,10 @@ def _register(selector: selectors.BaseSelector, each: Watched) -> None:
 
 def _hear(selector: selectors.BaseSelector, each: Watched, descriptor: int) -> None:
     """What init reports; its first word is the ending."""
-    try:
-        data = each.born.link.recv(_REPORT_CAP)
-    except BlockingIOError:
-        return
-    except ConnectionError:
-        data = b""
-    each.inbox += data
-    if not data and descriptor in selector.get_map():
+    said = each.reports.read(each.born.link)
+    if each.reports.ended and descriptor in selector.get_map():
         selector.unregister(descriptor)
-    with contextlib.suppress(FrameError):  # no report, then; that is said later
-        frame = take_frame(each.inbox, _REPORT_CAP)
-        if frame is not None and each.report is None:
-            each.report = json.loads(frame)
+    each.report = each.report or next(iter(said), None)  # none: that is said later
 
 
 def _bury(selector: selectors.BaseSelector, each: Watched, descriptor: int) -> None:

@@ -26,15 +26,15 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from surefoot.envs.rewards.frames import FrameError, pack, take_frame
+from surefoot.envs.rewards.frames import pack
 from surefoot.envs.sandboxes import sandbox_report
+from surefoot.envs.sandboxes.sandbox_link import Reports
 from surefoot.envs.sandboxes.sandbox_root import SCRATCH
 from surefoot.envs.sandboxes.sandbox_seccomp import NETWORK, PLAIN
 from surefoot.envs.servers import server_keeper, server_views
 from surefoot.envs.servers.mcp_servers import Server
 from surefoot.errors import SecurityError, ToolFailedError
 
-_REPORT_CAP = 1 << 16
 _LIMITS = {"cpu_s": None, "memory_mb": 0, "processes": 256, "files_open": 1024, "scratch_mb": 64}
 """A server lives as long as its rollout or the run, and its calls have deadlines: neither time nor memory is capped."""
 
@@ -89,7 +89,7 @@ class Boxed:
     def __init__(self, server: Server, wrote: Callable[[bytes], None], denied: Callable[[int], None]) -> None:
         self.folder = SCRATCH
         self._wrote, self._denied = wrote, denied
-        self._inbox, self._report = bytearray(), dict[str, Any]()
+        self._reports, self._report = Reports(), dict[str, Any]()
         self._loop = asyncio.get_running_loop()
         request = _request(server)
         theirs, ours = _pipes()
@@ -115,20 +115,10 @@ class Boxed:
 
     def _hear(self) -> None:
         """What the sandbox's first process says: attempts to reach the network, and the ending."""
-        data = b"..."
-        while data:
-            try:
-                data = self._born.link.recv(_REPORT_CAP)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            self._inbox += data
-        if not data:
+        for said in self._reports.read(self._born.link):
+            self._take(said)
+        if self._reports.ended:
             self._loop.remove_reader(self._born.link)
-        with contextlib.suppress(FrameError, ValueError):
-            while (frame := take_frame(self._inbox, _REPORT_CAP)) is not None:
-                self._take(json.loads(frame))
 
     def _take(self, said: dict[str, Any]) -> None:
         if said.get("egress"):
