@@ -135,7 +135,8 @@ datetime.datetime = Jumping
 
 if os.environ.get("PLANTED"):  # a deadline that somebody measured on the wall
     import surefoot.envs.rewards.reward_pool as pool
-    pool.time = SimpleNamespace(monotonic=lambda: steady() + next(offsets), sleep=time.sleep)
+    ahead = itertools.accumulate(map(abs, offsets))  # only forward: time that runs back is refused by the records
+    pool.time = SimpleNamespace(monotonic=lambda: steady() + next(ahead), sleep=time.sleep)
 
 from surefoot.cli import main
 main()
