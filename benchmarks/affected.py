@@ -106,14 +106,13 @@ class Ours:
         return pytest(self.folder, "-p", "surefoot.harness.plugin", "--affected").stdout
 
     def chosen(self) -> set[str]:
+        from surefoot.harness.affected.records import ProjectView, load
         from surefoot.harness.affected.select import Judge
-        from surefoot.harness.affected.store import load
         from surefoot.harness.affected.tree import Tree
-        from surefoot.harness.affected.view import View
 
         state, notice = load(self.folder)
         assert notice is None, notice
-        view = View(Tree(self.folder, state.known()), state.roots, state.edges)
+        view = ProjectView(Tree(self.folder, state.known()), state.roots, state.edges)
         judge = Judge(state, view, state.environment)
         return {test for test in state.tests if judge.is_affected(test)}
 

@@ -23,8 +23,7 @@ from statistics import NormalDist, fmean
 from method import Journal
 from report import Row, common_arguments, publish
 
-from surefoot.harness.bisect.noisy import CLEAR, GIVEN, LEARN, distance
-from surefoot.harness.bisect.posterior import Bernoulli, ChangeSearch, Gaussian, Model
+from surefoot.harness.bisect.noisy import CLEAR, GIVEN, LEARN, Bernoulli, ChangeSearch, Gaussian, Model, distance
 
 ALPHA, GOAL, RIGHT, FEW = 0.05, 1.3, 0.95, 0.60
 LENGTHS = (64, 128, 256, 512, 1024)

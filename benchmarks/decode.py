@@ -59,8 +59,8 @@ def load_bench(model: str, tokens: int) -> Bench:
     """The model in float32, and arithmetic questions through its chat template."""
     import reasoning_gym
 
-    from surefoot.policy.chat import ChatCodec
-    from surefoot.policy.load import load_policy
+    from surefoot.learner.chat import ChatCodec
+    from surefoot.learner.model import load_policy
 
     policy = load_policy(model, base=Path.cwd(), device="cpu", dtype="float32")
     codec = ChatCodec(policy.tokenizer, policy.stop_ids, policy.spec.vocab)

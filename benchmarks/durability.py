@@ -45,8 +45,8 @@ def make_learner(millions: int, *, moments: bool) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
+    from surefoot.learner.grpo import GRPOLearner, LearnerSettings
     from surefoot.maths.losses import LossSettings
-    from surefoot.policy.learner import GRPOLearner, LearnerSettings
 
     logging.disable_progress_bar()
     config = LlamaConfig(
@@ -71,7 +71,7 @@ def make_learner(millions: int, *, moments: bool) -> Any:
 
 def ours(learner: Any, folder: Path) -> Sample:
     """One checkpoint."""
-    from surefoot.policy.training_state import save_training_checkpoint
+    from surefoot.learner.checkpoint import save_training_checkpoint
 
     target = folder / "step_1"
 
@@ -108,7 +108,7 @@ def source_bytes(learner: Any) -> memoryview:
     """As many bytes as a checkpoint of this learner has, from memory that is there already."""
     import torch
 
-    from surefoot.policy.training_state import capture
+    from surefoot.learner.checkpoint import capture
 
     state = capture(learner)
     tensors = [*state.weights.values(), *(value for kept in state.moments.values() for value in kept.values())]

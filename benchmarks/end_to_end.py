@@ -87,7 +87,7 @@ def prepare(cache: Path, model: str, count: int) -> tuple[Path, Path]:
     folder, tasks = cache / model.replace("/", "_"), cache / f"tasks_{count}.json"
     cache.mkdir(parents=True, exist_ok=True)
     if not (folder / "config.json").is_file():
-        from surefoot.policy.load import load_policy
+        from surefoot.learner.model import load_policy
 
         policy = load_policy(model, base=Path.cwd(), device="cpu", dtype="float32")
         policy.model.save_pretrained(folder)

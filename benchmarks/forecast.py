@@ -12,7 +12,7 @@ run, the ratio says so and nothing else: read it beside the foreign load, which 
 others use all the time, `--processor-time` compares what can be compared: one thread, the pace measured by the
 processor's clock, and the processor time of the run with all its processes.
 
-The constants of `assemble/forecast.py` (start, reading weights, what a step costs beside the model) come from the parts
+The constants of `run/estimate.py` (start, reading weights, what a step costs beside the model) come from the parts
 that `--parts` prints: seconds of each part as planned, and as `metrics.jsonl` has them.
 """
 
@@ -39,7 +39,7 @@ RUNS = ("built-in", "smollm2", "tools")
 BY_PROCESSOR = (
     "import sys, time; sys.argv = sys.argv[1:]\n"
     "if '--dry-run' in sys.argv:\n"
-    "    import surefoot.assemble.pace as pace; pace.clock = time.process_time\n"
+    "    import surefoot.run.estimate as pace; pace.clock = time.process_time\n"
     "from surefoot.cli import main; main()"
 )
 

@@ -2,7 +2,7 @@
 
     python benchmarks/guard_armed.py [--runs 1000] [--quick]
 
-The same simulation that decides in a run (`surefoot.guards.simulated`), over a grid. Exit status 1 if the settings that
+The same simulation that decides in a run (`surefoot.guards.arming`), over a grid. Exit status 1 if the settings that
 "auto" gives for some number of evaluations stop more than 1 % of level runs of an accuracy.
 """
 
@@ -12,8 +12,7 @@ import argparse
 import sys
 
 from surefoot.config import Config
-from surefoot.guards.arming_search import LEAST_SEEN, MOST_FALSE, Asked
-from surefoot.guards.simulated import RUNS, Question, falls_stopped, false_alarms
+from surefoot.guards.arming import LEAST_SEEN, MOST_FALSE, RUNS, ArmingInputs, Question, falls_stopped, false_alarms
 
 EVALUATIONS = (5, 6, 7, 8, 9, 10, 12, 13, 14, 16, 18, 21, 26, 30, 31, 45, 60)
 QUICK = (6, 9, 13, 21)
@@ -25,7 +24,7 @@ LEVELS, ANSWERS = (0.05, 0.1, 0.25, 0.5, 0.8, 0.95), (10, 20, 60, 200)
 def question(evaluations: int, tasks: int, first: float) -> Question:
     """A run with an evaluation after each step but the first."""
     config = Config(model="m", tasks="t", max_steps=evaluations - 1, eval_steps=1, eval_tasks=tasks, tasks_per_step=8)
-    return Asked("eval_accuracy", first).question(config, tasks)
+    return ArmingInputs("eval_accuracy", first).question(config, tasks)
 
 
 def worst_alarms(evaluations: int, runs: int) -> tuple[float, float, int]:

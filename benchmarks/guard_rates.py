@@ -23,8 +23,7 @@ from guard_shapes import BAD, FOLDS, HEALTHY, LATEST, Array, Runs, bad, healthy,
 from report import Row, publish
 
 from surefoot.guards.collapse import HeldOutGuard
-from surefoot.guards.collapse_rates import expected_rates
-from surefoot.guards.collapse_rules import RULES
+from surefoot.guards.collapse_rules import RULES, expected_rates
 
 SEED = 20_240
 MOST_FALSE, LEAST_SEEN, MOST_RATIO = 0.01, 0.99, 1.5

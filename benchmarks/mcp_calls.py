@@ -51,9 +51,9 @@ from mcp_sides import (
 from method import Journal, Pair, Sample, alternate, compare, dirt, medians
 from report import Row, common_arguments, goal_met, publish
 
-from surefoot.envs.mcp_client import MCPToolkit, Server
-from surefoot.envs.sandbox import available
 from surefoot.errors import ToolFailedError
+from surefoot.sandbox.sandbox import available
+from surefoot.tools.mcp.toolkit import MCPToolkit, Server
 
 CALLS_GOAL, TAIL_GOAL, SIZE_GOAL_KB = 10.0, 3.0, 200.0
 SESSIONS = {"memory": (1, 16, 256, 1000, 4096), "http": (1, 16, 256, 1000, 4096), "stdio": (1, 8, 64)}

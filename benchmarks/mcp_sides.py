@@ -21,14 +21,14 @@ from typing import Any
 
 from method import Sample
 
-from surefoot.envs.mcp_client import Limits, MCPToolkit, Server
 from surefoot.records import Task
+from surefoot.tools.mcp.toolkit import MCPToolkit, Server, ServerLimits
 
 SCRIPT = Path(__file__).resolve().parent.parent / "tests" / "support" / "bad_servers" / "base.py"
 TASK = Task(id="bench", prompt="call it")
 WORKERS = 8
 AMPLE_S = 120.0
-LIMITS = Limits(call_timeout_s=AMPLE_S, connect_timeout_s=AMPLE_S, concurrency=64, shutdown_s=1.0)
+LIMITS = ServerLimits(call_timeout_s=AMPLE_S, connect_timeout_s=AMPLE_S, concurrency=64, shutdown_s=1.0)
 
 
 # -- servers ---------------------------------------------------------------------------------

@@ -22,10 +22,9 @@ from typing import Any
 from method import Journal
 from report import Row, publish
 
-from surefoot.data.heldout import is_heldout, split_heldout
-from surefoot.data.large.large_twins import keep_apart_on_disk
-from surefoot.data.large.streaming import StreamingDataset
-from surefoot.data.twins import Twins, keep_apart
+from surefoot.data.heldout import Twins, is_heldout, keep_apart, split_heldout
+from surefoot.data.on_disk.dataset import StreamingDataset
+from surefoot.data.on_disk.stream import keep_apart_on_disk
 from surefoot.records import Task
 
 GOAL_TASKS, GOAL_S = 10_000, 2.0

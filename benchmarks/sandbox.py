@@ -21,9 +21,9 @@ from method import Journal, Pair, Sample, alternate, dirt, usable
 from plugin_startup import interval
 from report import Row, common_arguments, publish
 
-from surefoot.envs.sandbox import Sandbox, available
-from surefoot.envs.sandboxes import sandbox_kernel, sandbox_views
-from surefoot.envs.sandboxes.code_tests import grade_code
+from surefoot.sandbox import host, walls
+from surefoot.sandbox.code_tests import grade_code
+from surefoot.sandbox.sandbox import Sandbox, available
 
 LIMIT_S, ENOUGH = 0.015, 9
 BALLAST = 2**30
@@ -33,7 +33,7 @@ NOTE = (
 )
 COMMANDS = {
     "a small program": ["/bin/echo", "42"],
-    "Python": [sandbox_views.python(), "-S", "-c", "print(42)"],
+    "Python": [host.python(), "-S", "-c", "print(42)"],
 }
 
 
@@ -57,14 +57,14 @@ def plain(argv: Sequence[str]) -> tuple[int | None, str]:
 def kernel_alone(times: int = 20) -> float:
     """Seconds of a clone into the namespaces, from a small process of its own, without anything inside."""
     program = (
-        "import os, sys, time\nfrom surefoot.envs.sandboxes import sandbox_kernel as k\nfound = []\n"
+        "import os, sys, time\nfrom surefoot.sandbox import walls as k\nfound = []\n"
         f"for _ in range({times}):\n"
         "    started = time.perf_counter()\n    pid = k.clone(sum(k.NEW_NAMESPACES.values()) | k.NEW_CGROUP)\n"
         "    if pid == 0:\n        os._exit(0)\n    os.waitpid(pid, 0)\n"
         "    found.append(time.perf_counter() - started)\n"
         "print(sorted(found)[len(found) // 2])"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(sandbox_kernel.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(walls.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     return float(done.stdout)
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from end_to_end import GENERATIONS, LEARNING_RATE, Cell, fingerprint, first_row, reward
 from sides import Gate
 
-from surefoot.assemble.inputs import read_inputs
 from surefoot.config import Config
-from surefoot.envs.rewards.reward_pool import RewardPool
+from surefoot.rewards.pool import RewardPool
+from surefoot.run.inputs import read_inputs
 
 if TYPE_CHECKING:
-    from surefoot.assemble.build import Parts
     from surefoot.records import Group, Task
+    from surefoot.run.build import Parts
 
 
 class Over(Exception):
@@ -92,9 +92,9 @@ def main() -> None:
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in json.loads(args.tasks.read_text())]
     inputs = read_inputs(config, Path.cwd(), rows=rows, functions=[reward])
     with RewardPool(inputs.functions, workers=config.reward_workers, timeout_s=60.0) as pool:
-        from surefoot.assemble.build import build
         from surefoot.loop import Hooks, Run, train
-        from surefoot.runtime.books import LooseBooks
+        from surefoot.run.build import build
+        from surefoot.runtime.task_queue import MemoryTaskQueue
 
         parts = build(config, Path.cwd(), inputs, pool)
         parts.codec.stop_ids = frozenset()  # exactly max_completion_length tokens: nothing ends a turn early
@@ -103,7 +103,7 @@ def main() -> None:
             log=turns.note_metrics, keep_groups=turns.note_groups, evaluated=lambda *_: None, warn=print,
             refused=lambda *_: None, save=lambda *_: None,
         )  # fmt: skip
-        run = Run(config, parts.runtime, parts.learner, parts.codec, LooseBooks(turns.next_tasks), (), hooks)
+        run = Run(config, parts.runtime, parts.learner, parts.codec, MemoryTaskQueue(turns.next_tasks), (), hooks)
         gate.ready(config.model_dump(mode="json"))
         try:
             train(run)

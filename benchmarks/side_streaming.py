@@ -73,13 +73,13 @@ class Side:
 
 class Ours(Side):
     def build(self) -> None:
-        from surefoot.data.large.streaming import StreamingDataset
+        from surefoot.data.on_disk.dataset import StreamingDataset
 
         StreamingDataset(self.path, cache_dir=self.scratch / "index", form="tool").close()
 
     def _stream(self) -> Any:
-        from surefoot.data.large.large_stream import LargeTaskStream
-        from surefoot.data.large.streaming import StreamingDataset
+        from surefoot.data.on_disk.dataset import StreamingDataset
+        from surefoot.data.on_disk.stream import LargeTaskStream
 
         return LargeTaskStream(StreamingDataset(self.path, cache_dir=self.scratch / "index", form="tool"), seed=0)
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from surefoot.config import Config
-from surefoot.config_schedule import schedule_of
+from surefoot.config.schedule import schedule_of
 from surefoot.runtime.router import LoadAwareRouter
-from surefoot.runtime.schedule import allowance, owed
+from surefoot.runtime.sampler import allowance, owed
 
 STEPS, WARM = 18, 6
 """Steps that are simulated, and how many of them are left out of the figures."""

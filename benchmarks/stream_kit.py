@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config import Config
-from surefoot.protocols import Assignment
+from surefoot.protocols import StepBatch
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.runtime.books import RunBooks
-from surefoot.runtime.orders import Order, Played, Sampling
-from surefoot.runtime.stream import Stream
-from surefoot.store.batches import BatchLog
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Ledger
+from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
+from surefoot.runtime.sampler import AsyncSampler
+from surefoot.runtime.task_queue import DurableTaskQueue
+from surefoot.storage.batches import BatchLog
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Ledger
 
 
 def config_of(*, tasks: int, steps: int, staleness: int) -> Config:
@@ -51,7 +51,7 @@ class Crew:
     def __post_init__(self) -> None:
         self._free = asyncio.Semaphore(self.generators)
 
-    async def play(self, order: Order) -> Played:
+    async def play(self, order: RolloutRequest) -> RolloutResult:
         """One group: a generator for its time, then the tool."""
         seconds = self.seconds[order.position]
         async with self._generator():
@@ -63,7 +63,7 @@ class Crew:
         self.finished.append(seconds)
         turn = Turn((1,), (2, order.position), (-0.5, -0.5), version, version_end=self.version)
         rollouts = tuple(Rollout(order.task.id, order.group, i, (turn,), float(i)) for i in range(2))
-        return Played(Group(order.task, order.group, rollouts), (None, None))
+        return RolloutResult(Group(order.task, order.group, rollouts), (None, None))
 
     @asynccontextmanager
     async def _generator(self) -> AsyncIterator[None]:
@@ -71,9 +71,9 @@ class Crew:
             yield
 
 
-def order_of(task: Task, visit: int, position: int) -> Order:
+def order_of(task: Task, visit: int, position: int) -> RolloutRequest:
     """Names alone: nobody decodes."""
-    return Order(task, (1,), Sampling(2, 1.0, 2, 4), "train", visit, position)
+    return RolloutRequest(task, (1,), Sampling(2, 1.0, 2, 4), "train", visit, position)
 
 
 def make_tasks(n: int) -> list[Task]:
@@ -106,16 +106,16 @@ async def ahead(folder: Path, config: Config, crew: Crew, learn: Learn) -> Train
     tasks, version, done = make_tasks(len(crew.seconds)), 0, Trained()
     journal = Journal.create(folder / "ledger.journal")
     batches = BatchLog(folder)
-    stream = Stream(Ledger.open(journal), batches, tasks, crew, order_of, config=config, trained=lambda: version)
+    stream = AsyncSampler(Ledger.open(journal), batches, tasks, crew, order_of, config=config, trained=lambda: version)
     now = asyncio.get_running_loop().time
     began = now()
     for step in range(1, config.max_steps + 1):
-        batch = await stream.draw(step, config.tasks_per_step)
-        stream.keep(batch, batch.groups or ())
+        batch = await stream.next_batch(step, config.tasks_per_step)
+        stream.record_rollouts(batch, batch.groups or ())
         await learn()
         version = crew.version = step
         stream.advance(step)
-        stream.settle(batch, step, [None] * len(batch.tasks))
+        stream.close_batch(batch, step, [None] * len(batch.tasks))
         _note(done, batch, stream.metrics()["async/staleness_mean"], now() - began)
     done.wasted, done.seconds = stream.figures.wasted, now() - began
     await stream.close()
@@ -133,21 +133,21 @@ async def in_turns(folder: Path, config: Config, crew: Crew, learn: Learn, *, ex
     tasks, done = make_tasks(len(crew.seconds)), Trained()
     journal = Journal.create(folder / "ledger.journal")
     batches = BatchLog(folder)
-    books = RunBooks(Ledger.open(journal), batches, tasks, seed=config.seed)
+    queue = DurableTaskQueue(Ledger.open(journal), batches, tasks, seed=config.seed)
     now = asyncio.get_running_loop().time
     began, n = now(), config.tasks_per_step
     for step in range(1, config.max_steps + 1):
-        asked = books.draw(step, math.ceil(n * (1 + extra)))
+        asked = queue.next_batch(step, math.ceil(n * (1 + extra)))
         plays = [asyncio.ensure_future(crew.play(order_of(t, 0, int(t.id[1:])))) for t in asked.tasks]
         finished = [await play for play in await _first(plays, n)]
         by_task = {played.group.task.id: played.group for played in finished}
         if not extra:
-            books.keep(asked, [by_task[task.id] for task in asked.tasks])
+            queue.record_rollouts(asked, [by_task[task.id] for task in asked.tasks])
         await learn()
         crew.version = step
         if not extra:
-            books.settle(asked, step, [None] * n)
-        _note(done, Assignment(step, (), tuple(by_task.values())), 0.0, now() - began)
+            queue.close_batch(asked, step, [None] * n)
+        _note(done, StepBatch(step, (), tuple(by_task.values())), 0.0, now() - began)
     done.seconds = now() - began
     batches.close()
     journal.close()
@@ -167,7 +167,7 @@ async def _first(plays: list[Any], n: int) -> list[Any]:
     return finished[:n]
 
 
-def _note(done: Trained, batch: Assignment, age: float, now: float) -> None:
+def _note(done: Trained, batch: StepBatch, age: float, now: float) -> None:
     done.positions += [position_of(group) for group in batch.groups or ()]
     done.ages.append(age)
     done.at.append(now)

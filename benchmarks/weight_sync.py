@@ -44,7 +44,7 @@ NOTE = (
 def swap_row(learner: Any, journal: Journal) -> Row:
     """Handing over weights inside one process."""
     from surefoot.engines.embedded import EmbeddedEngine
-    from surefoot.policy.load import decoder_spec
+    from surefoot.learner.model import decoder_spec
 
     engine = EmbeddedEngine(decoder_spec(learner.net), rows=16, max_width=64)
     seconds = []

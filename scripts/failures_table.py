@@ -88,7 +88,7 @@ def said_otherwise(test: ast.FunctionDef, *, probed: bool) -> str | None:
 
 def claims(path: Path) -> tuple[set[str], set[str]]:
     """Product errors, and other words, that the planted bugs of a file assert."""
-    tests, probed = planted_tests(path), path.is_file() and "reward_probe" in path.read_text(encoding="utf-8")
+    tests, probed = planted_tests(path), path.is_file() and "rewards.probe" in path.read_text(encoding="utf-8")
     errors = {name for test in tests for name in expected_errors(test)}
     return errors, {word for test in tests if (word := said_otherwise(test, probed=probed))}
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from surefoot.git_calls import GitError, git_call
+from surefoot.system.git import GitError, git_call
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = 1

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from list_files import rewrite_or_compare
 
-from surefoot.config_load import foreign
-from surefoot.config_load.dump import shown_default
-from surefoot.config_load.keys import all_keys
+from surefoot.config import foreign
+from surefoot.config.keys import all_keys, shown_default
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "migrating.md"
 MARKS = re.compile(r"(<!-- (\w+): written by scripts/foreign_names.py -->\n).*?(<!-- end of \2 -->)", flags=re.DOTALL)
@@ -38,7 +37,7 @@ def names(trainer: str) -> Iterator[str]:
     for row in foreign.rows():
         answers: dict[str, list[str]] = {}
         for name in row.names.get(trainer, ()):
-            answers.setdefault(foreign.said(name, row), []).append(f"`{name}`")
+            answers.setdefault(foreign.describe_foreign(name, row), []).append(f"`{name}`")
         for answer, theirs in answers.items():
             yield f"| {', '.join(theirs)} | {answer} |"
 

@@ -23,7 +23,7 @@ from typing import Any
 from lock_core import BACKEND, LOCK, ROOT, locked, runtime_needs
 
 from surefoot import __version__
-from surefoot.git_calls import git_call
+from surefoot.system.git import git_call
 
 SPEC = "1.6"
 

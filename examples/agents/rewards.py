@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from surefoot.envs.grading import exact_answer
+from surefoot.rewards.functions import exact_answer
 
 right = exact_answer
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "src"))  # a checkout works without being installed
 
-from surefoot.envs.mcp_client import Limits, Server, ServerStatus, check_servers
-from surefoot.envs.servers.server_file import read_servers
 from surefoot.errors import ConfigError, SurefootError
+from surefoot.tools.mcp.servers import read_servers
+from surefoot.tools.mcp.toolkit import Server, ServerLimits, ServerStatus, check_servers
 
 TABLE = Path(__file__).parent / "servers.json"
 
@@ -47,7 +47,7 @@ def main() -> int:
     options.add_argument("--deadline", type=float, default=30.0, metavar="S", help="seconds that a server may take")
     given = options.parse_args()
     try:
-        limits = Limits(connect_timeout_s=given.deadline, call_timeout_s=given.deadline)
+        limits = ServerLimits(connect_timeout_s=given.deadline, call_timeout_s=given.deadline)
         found = check_servers(chosen(given.table, given.names), limits)
     except SurefootError as error:
         print(error, file=sys.stderr)

@@ -18,10 +18,10 @@ from serving import parser, run
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "src"))  # a checkout works without being installed
 
-from surefoot.envs.sandbox import Limits, Outcome, Sandbox
 from surefoot.errors import SecurityError, SurefootError
+from surefoot.sandbox.sandbox import ProgramOutcome, Sandbox, SandboxLimits
 
-LIMITS = Limits(wall_s=10.0, cpu_s=8, memory_mb=512, output_bytes=16_384)
+LIMITS = SandboxLimits(wall_s=10.0, cpu_s=8, memory_mb=512, output_bytes=16_384)
 INTERNAL_ERROR = -32603
 STOPPED = {
     "deadline": f"it ran longer than {LIMITS.wall_s:g} seconds",
@@ -32,7 +32,7 @@ STOPPED = {
 """What the sandbox ends a program for, in words."""
 
 
-def told(outcome: Outcome) -> str:
+def told(outcome: ProgramOutcome) -> str:
     """What the model reads after a program that ended well; a tool error after any other."""
     printed = outcome.stdout.rstrip("\n")
     if outcome.killed is not None or outcome.timed_out:

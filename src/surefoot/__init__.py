@@ -8,19 +8,23 @@ surefoot.errors          what these raise: each error says what, why and how to 
 surefoot.Outcome         what `train` and `resume` return
 surefoot.Evaluation      what `evaluate` returns
 
-See `assemble.from_python` for the arguments.
+See `surefoot.run.api` for the arguments.
 """
 
 from __future__ import annotations
 
 import typing as _typing
 
+from surefoot import moved_names as _moved_names
+
 if _typing.TYPE_CHECKING:
     from surefoot import errors
-    from surefoot.assemble.ending import Outcome
-    from surefoot.assemble.evaluate import Evaluation
-    from surefoot.assemble.from_python import evaluate, resume, train
     from surefoot.config import Config
+    from surefoot.run.api import evaluate, resume, train
+    from surefoot.run.evaluate import Evaluation
+    from surefoot.run.outcome import Outcome
+
+_moved_names.install()
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Evaluation", "Outcome", "__version__", "errors", "evaluate", "resume", "train"]
@@ -28,9 +32,9 @@ __all__ = ["Config", "Evaluation", "Outcome", "__version__", "errors", "evaluate
 
 def __getattr__(name: str) -> _typing.Any:  # heavy parts load on first use, so that `import surefoot` stays light
     if name in ("train", "resume", "evaluate", "Outcome", "Evaluation"):
-        from surefoot.assemble import from_python
+        from surefoot.run import api
 
-        return getattr(from_python, name)
+        return getattr(api, name)
     if name == "Config":
         from surefoot.config import Config
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from surefoot.guards.collapse_status import GuardStatus
+    from surefoot.guards.collapse import GuardStatus
 
 
 class SurefootError(Exception):

@@ -1,10 +1,10 @@
 """GRPO on one screen. Read this first.
 
-    draw -> collect -> sort out -> weigh -> keep -> pack -> learn -> publish -> log -> settle -> judge -> save
+    next batch -> collect -> samples -> record -> learn -> publish -> log -> close batch -> evaluate -> save
 
-What is left out, and where it went: who generates and where (`runtime`), what counts as right (`envs`), which task is
-next and what became of it (`runtime.books`), the loss (`maths.losses`), how a step is cut and applied
-(`policy.learner`), what must hold (`guards`). What this loop adds is the order, that every planned step is accounted
+What is left out, and where it went: who generates and where (`runtime`), what counts as right (`rewards`), which task
+is next and what became of it (`runtime.task_queue`), the loss (`maths.losses`), how a step is cut and applied
+(`learner.grpo`), what must hold (`guards`). What this loop adds is the order, that every planned step is accounted
 for, and that a run which hurts the model ends: the guard hears of every evaluation, once.
 """
 
@@ -15,18 +15,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from surefoot.config import Config
-from surefoot.config_rules import HELDOUT
-from surefoot.envs.judges import EvalSet
+from surefoot.config.rules import HELDOUT
 from surefoot.errors import RewardError, ToolError
 from surefoot.guards import invariants
-from surefoot.loop_notes import cannot_fill, no_metric, step_one_warnings
-from surefoot.loop_run import Hooks, Metrics, Run
-from surefoot.policy.samples import Sorted, informative, sort_out, weigh
-from surefoot.policy.suspects import nonfinite_error
-from surefoot.protocols import Assignment, EvalResult, Runtime
+from surefoot.learner.nonfinite import nonfinite_error
+from surefoot.learner.samples import ComparableGroups, drop_ungraded, informative, to_samples
+from surefoot.loop_state import Hooks, Metrics, Run, cannot_fill, no_metric, step_one_warnings
+from surefoot.protocols import EvalResult, Runtime, StepBatch
 from surefoot.records import Group, Task, TrainSample
-from surefoot.stopping import StopRequested
-from surefoot.store.failpoints import failpoint
+from surefoot.rewards.rules import EvalSet
+from surefoot.storage.failpoints import failpoint
+from surefoot.system.signals import StopRequested
 from surefoot.tracking.summary import dataset_metrics, group_metrics, looping_share
 from surefoot.tracking.timeline import span
 
@@ -43,18 +42,18 @@ def train(run: Run) -> None:
     publish(run)
     if run.step % passes and landmarks:  # a run that never stopped would not have published between two passes
         run.landmarks = run.runtime.landmarks = landmarks
-    if evaluation_due(run):  # before the first step, or where an earlier life of the run was interrupted
+    if evaluation_due(run):  # before the first step, or where it was interrupted before the resume
         evaluate(run)
-    while run.step < config.max_steps and not halted(run):
+    while run.step < config.max_steps and not guard_fired(run):
         started, done = time.perf_counter(), run.step % passes
-        batch = draw(run, run.step - done + 1)
+        batch = next_batch(run, run.step - done + 1)
         batch, groups = collect(run, batch)  # collect
         if run.hooks.stop() and batch.groups is None:  # nothing is learned yet: the resume finds the groups on the disk
             raise StopRequested
         collected = time.perf_counter()
-        samples = prepare(run, groups, again=done > 0)  # sort out, weigh
+        samples = prepare(run, groups, again=done > 0)  # drop ungraded, to samples
         with keeping(run):
-            run.books.keep(batch, groups)  # from here on this step can be repeated
+            run.queue.record_rollouts(batch, groups)  # from here on this step can be repeated
         ready = time.perf_counter()
         for iteration in range(done, passes):
             last = iteration == passes - 1
@@ -62,12 +61,12 @@ def train(run: Run) -> None:
             learned = time.perf_counter()
             if last and sync_due(run):
                 metrics |= publish(run)  # publish
-            metrics |= seen_in(run, groups) | _timing(groups, started, collected - started, learned - ready)
+            metrics |= batch_metrics(run, groups) | _timing(groups, started, collected - started, learned - ready)
             log(run, metrics, groups)  # log
             started = collected = ready = time.perf_counter()  # a further pass over the same rollouts collects nothing
             if last:
                 with keeping(run):
-                    run.books.settle(batch, run.step, fates(run, groups, samples))
+                    run.queue.close_batch(batch, run.step, drop_reasons(run, groups, samples))
             if evaluation_due(run):
                 evaluate(run)  # judge
             finish_step(run)
@@ -75,63 +74,63 @@ def train(run: Run) -> None:
         if not sync_due(run):
             publish(run)
         evaluate(run)
-    obey(run)
+    stop_if_guard_fired(run)
 
 
-def draw(run: Run, step: int) -> Assignment:
+def next_batch(run: Run, step: int) -> StepBatch:
     """The batch that begins at `step`; when it comes with its groups, waiting for them was collecting, not keeping."""
     started = time.perf_counter()
     with span("draw"):  # asynchronous: waiting for groups
-        batch = run.books.draw(step, run.config.tasks_per_step)
+        batch = run.queue.next_batch(step, run.config.tasks_per_step)
     if batch.groups is None:
         run.keep_seconds += time.perf_counter() - started
     return batch
 
 
-def collect(run: Run, batch: Assignment) -> tuple[Assignment, Sequence[Group]]:
+def collect(run: Run, batch: StepBatch) -> tuple[StepBatch, Sequence[Group]]:
     """Play what was not played before an interruption; with dynamic sampling, more until enough can teach."""
     failpoint("loop.before_collect")
     if batch.groups is not None:
         return batch, batch.groups
     with run.hooks.phase("collect"):
-        groups = play(run, batch, 0)
-        while wanting := wanted(run, groups):
+        groups = run_rollouts(run, batch, 0)
+        while wanting := missing_informative_groups(run, groups):
             if len(groups) >= run.config.dynamic_sampling_batches * run.config.tasks_per_step:
-                run.books.give_back(batch)  # a grader that is mended meanwhile judges them anew
+                run.queue.give_back(batch)  # a grader that is mended meanwhile judges them anew
                 raise cannot_fill(groups, wanting, run.config.dynamic_sampling_batches)
-            batch = run.books.draw_more(batch, run.config.tasks_per_step)
-            groups = [*groups, *play(run, batch, len(groups))]
+            batch = run.queue.extend_batch(batch, run.config.tasks_per_step)
+            groups = [*groups, *run_rollouts(run, batch, len(groups))]
     failpoint("loop.after_collect")
     return batch, groups
 
 
-def play(run: Run, batch: Assignment, first: int) -> list[Group]:
+def run_rollouts(run: Run, batch: StepBatch, first: int) -> list[Group]:
     """The groups of the batch from position `first` on; each is on the disk as soon as it is graded."""
-    delivering = run.books.delivering(batch)
+    delivering = run.queue.recording(batch)
     try:
         with delivering as finished:
             return run.runtime.collect(batch.tasks[first:], batch.step, first, played=batch.played, finished=finished)
     except (RewardError, ToolError):
-        run.books.give_back(batch, unless=lambda group: None not in group.rewards)
+        run.queue.give_back(batch, unless=lambda group: None not in group.rewards)
         raise
     finally:
         run.keep_seconds += delivering.waited_s
 
 
-def wanted(run: Run, groups: Sequence[Group]) -> int:
+def missing_informative_groups(run: Run, groups: Sequence[Group]) -> int:
     """How many groups with rewards that differ a step still lacks; 0 without dynamic sampling."""
     if not run.config.dynamic_sampling_batches:
         return 0
-    kept = sort_out(groups, partial=run.config.partial_groups).groups
+    kept = drop_ungraded(groups, partial=run.config.partial_groups).groups
     return max(0, run.config.tasks_per_step - len(informative(kept)))
 
 
-def chosen(run: Run, groups: Sequence[Group]) -> Sorted:
+def select_training_groups(run: Run, groups: Sequence[Group]) -> ComparableGroups:
     """What is trained on: with dynamic sampling the first `tasks_per_step` groups whose rewards differ."""
-    kept = sort_out(groups, partial=run.config.partial_groups)
+    kept = drop_ungraded(groups, partial=run.config.partial_groups)
     if not run.config.dynamic_sampling_batches:
         return kept
-    return Sorted(informative(kept.groups)[: run.config.tasks_per_step], kept.dropped)
+    return ComparableGroups(informative(kept.groups)[: run.config.tasks_per_step], kept.dropped)
 
 
 def publish(run: Run) -> Metrics:
@@ -157,29 +156,29 @@ def prepare(run: Run, groups: Sequence[Group], *, again: bool = False) -> list[T
         again: a resumed run goes on between two passes over these groups, which it has looked at already.
     """
     if again:
-        return weigh(chosen(run, groups).groups, scale=run.config.scale_rewards)
+        return to_samples(select_training_groups(run, groups).groups, scale=run.config.scale_rewards)
     run.checked["groups"] += invariants.check_groups(
         groups, vocab_size=run.codec.vocab_size, stop_ids=run.codec.stop_ids
     )
     run.diversity.check(groups)
-    kept = chosen(run, groups)
+    kept = select_training_groups(run, groups)
     run.lost = {f"failures/{reason}": float(n) for reason, n in kept.dropped.items()}
-    samples = weigh(kept.groups, scale=run.config.scale_rewards)
+    samples = to_samples(kept.groups, scale=run.config.scale_rewards)
     run.checked["samples"] += invariants.check_samples(samples, kept.groups)
     run.checked["advantages"] += invariants.check_advantages(samples)
     run.differing += len(informative(kept.groups))
     return samples
 
 
-def fates(run: Run, groups: Sequence[Group], samples: Sequence[TrainSample]) -> list[str | None]:
+def drop_reasons(run: Run, groups: Sequence[Group], samples: Sequence[TrainSample]) -> list[str | None]:
     """Per group, None when it was trained on, else why not."""
     trained = {sample.group for sample in samples}
     if run.refused_in_a_row >= run.config.num_iterations:  # not one pass over this batch was applied
-        return ["nonfinite_step" if group.id in trained else _why_dropped(group) for group in groups]
-    return [None if group.id in trained else _why_dropped(group) for group in groups]
+        return ["nonfinite_step" if group.id in trained else _drop_reason(group) for group in groups]
+    return [None if group.id in trained else _drop_reason(group) for group in groups]
 
 
-def _why_dropped(group: Group) -> str:
+def _drop_reason(group: Group) -> str:
     reasons = sorted({r.failure or "no_verdict" for r in group.rollouts if r.reward is None})
     if not reasons:  # only dynamic sampling leaves out a group that is whole
         return "surplus" if informative([group]) else "equal_rewards"
@@ -211,7 +210,7 @@ def learn(run: Run, samples: Sequence[TrainSample], iteration: int) -> Metrics:
     return metrics
 
 
-def seen_in(run: Run, groups: Sequence[Group]) -> Metrics:
+def batch_metrics(run: Run, groups: Sequence[Group]) -> Metrics:
     """What the step's groups look like, as a whole and by data set, and what of them was lost."""
     loops = {} if run.config.repetition == "off" else looping_share(groups)
     return group_metrics(groups) | dataset_metrics(groups, run.datasets) | loops | run.lost
@@ -261,7 +260,7 @@ def evaluate(run: Run) -> None:
     run.last_eval = eval_metrics(results) | {"timing/eval": time.perf_counter() - started}
     run.last_eval_step, run.scores = run.step, eval_scores(results, run.heldout_metric)
     run.eval_seconds += run.last_eval["timing/eval"]
-    run.last_eval |= fold(run)
+    run.last_eval |= update_guard(run)
     run.hooks.evaluated(run.step, run.last_eval)
     keep_best(run)
     failpoint("loop.after_evaluate")
@@ -302,14 +301,14 @@ def finish_step(run: Run) -> None:
         with keeping(run):
             run.hooks.save(run.step)
     run.hooks.finished(run.step)
-    obey(run)
-    if run.hooks.stop() and not halted(run):
+    stop_if_guard_fired(run)
+    if run.hooks.stop() and not guard_fired(run):
         raise StopRequested
 
 
-def obey(run: Run) -> None:
+def stop_if_guard_fired(run: Run) -> None:
     """A guard that fired: the weights are saved, and a strict one ends the run here."""
-    if run.guard is None or not halted(run):
+    if run.guard is None or not guard_fired(run):
         return
     run.hooks.save(run.step)
     if run.config.guard.mode == "strict":
@@ -317,7 +316,7 @@ def obey(run: Run) -> None:
         raise run.guard.last_status.as_error()
 
 
-def fold(run: Run) -> Metrics:
+def update_guard(run: Run) -> Metrics:
     """Tell the guard of this evaluation; what it thinks of it, as metrics, and what looking on has cost."""
     if run.guard is None:
         return {}
@@ -355,7 +354,7 @@ def keeping(run: Run) -> Iterator[None]:
         run.keep_seconds += time.perf_counter() - started
 
 
-def halted(run: Run) -> bool:
+def guard_fired(run: Run) -> bool:
     """Whether the guard has called for the end."""
     return run.guard is not None and run.guard.should_halt()
 

@@ -96,7 +96,7 @@ class Engine(Protocol):
         """Free everything."""
 
 
-InFlight = Literal["keep", "wait", "abort"]
+InFlightPolicy = Literal["keep", "wait", "abort"]
 """What becomes of unfinished completions while weights change: go on with the new ones, finish first, begin again."""
 
 
@@ -106,7 +106,7 @@ class ServingEngine(Engine, Protocol):
     def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
         """Ask from any thread; the answers come in the requests' order."""
 
-    def pause(self, in_flight: InFlight = "keep") -> None:
+    def pause(self, in_flight: InFlightPolicy = "keep") -> None:
         """No token is drawn after this returns; new requests wait. `wait` returns when nothing is in flight."""
 
     def resume(self) -> None:
@@ -326,7 +326,7 @@ def count_text(metrics: Mapping[str, float]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class StepBatch:
     """The tasks of one batch, and its groups if it was played in an earlier life of the run."""
 
     step: int
@@ -341,7 +341,7 @@ GroupFinished = Callable[[int, Group], None]
 """(position in the step, group): this group is graded. Any thread may call it; it returns at once."""
 
 
-class Delivering(Protocol):
+class GroupWriter(Protocol):
     """A block during which graded groups are written down; everything it was told of is durable when it is left."""
 
     waited_s: float
@@ -356,25 +356,25 @@ class Delivering(Protocol):
         """Wait for the disk, however the block ended."""
 
 
-class Books(Protocol):
+class TaskQueue(Protocol):
     """Who gets which task, and what became of it. The loop asks, plays, keeps, learns, settles: in that order."""
 
-    def draw(self, step: int, n: int) -> Assignment:
+    def next_batch(self, step: int, n: int) -> StepBatch:
         """The batch of this step: the next `n` tasks, or what the journal holds of it."""
 
-    def draw_more(self, assignment: Assignment, n: int) -> Assignment:
+    def extend_batch(self, batch: StepBatch, n: int) -> StepBatch:
         """The same batch with `n` further tasks behind its own, none of them twice; before the batch is kept."""
 
-    def delivering(self, assignment: Assignment) -> Delivering:
+    def recording(self, batch: StepBatch) -> GroupWriter:
         """While the batch is played: what is graded is on the disk, whatever happens to the rest of the batch."""
 
-    def give_back(self, assignment: Assignment, *, unless: Callable[[Group], bool] = lambda group: False) -> None:
+    def give_back(self, batch: StepBatch, *, unless: Callable[[Group], bool] = lambda group: False) -> None:
         """The groups of this batch were graded in vain, unless so: the others are played again when the run goes on."""
 
-    def keep(self, assignment: Assignment, groups: Sequence[Group]) -> None:
+    def record_rollouts(self, batch: StepBatch, groups: Sequence[Group]) -> None:
         """Groups and their composition are on the disk when this returns: from here on the step can be repeated."""
 
-    def settle(self, assignment: Assignment, step: int, fates: Sequence[str | None]) -> None:
+    def close_batch(self, batch: StepBatch, step: int, drop_reasons: Sequence[str | None]) -> None:
         """The batch is done with after `step`; per task, None when it was trained on, else why it was dropped."""
 
 
@@ -416,7 +416,7 @@ class Runtime(Protocol):
         """Stop engines and workers."""
 
 
-class Tracker(Protocol):
+class MetricsLogger(Protocol):
     """Every number, once."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -376,7 +376,7 @@ def group_from_outputs(
 ) -> Group:
     """A group from one generation response; refuses an answer with holes instead of filling them.
 
-    No run calls this: `runtime.answers` and the engines build groups.
+    No run calls this: `runtime.rollout` and the engines build groups.
 
     The value recorded for a position is the one under the *sampled* token's id, never the
     first entry of the map (which is the most likely token, not the chosen one).

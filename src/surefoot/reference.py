@@ -25,7 +25,7 @@ from torch import Tensor
 
 
 @dataclass
-class Row:
+class ReferenceRow:
     """One sampled completion."""
 
     prompt: list[int]
@@ -43,7 +43,7 @@ class Row:
 
 
 @dataclass
-class Options:
+class ReferenceOptions:
     """The same choices as the fast path, under the same names."""
 
     loss_type: str = "dapo"
@@ -96,7 +96,7 @@ def _std(values: Sequence[float]) -> float:
 # -- 2. what the policy thinks of the tokens ---------------------------------------------------------------
 
 
-def logprobs(model: Callable[[Tensor], Tensor], row: Row, temperature: float = 1.0) -> list[Tensor]:
+def logprobs(model: Callable[[Tensor], Tensor], row: ReferenceRow, temperature: float = 1.0) -> list[Tensor]:
     """Log-probability of each completion token. `model` maps ids (1, L) to logits (1, L, V)."""
     logits = model(torch.tensor([row.prompt + row.completion]))[0]
     result = []
@@ -109,7 +109,7 @@ def logprobs(model: Callable[[Tensor], Tensor], row: Row, temperature: float = 1
 # -- 3. the loss of one token ------------------------------------------------------------------------------
 
 
-def _ratio(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
+def _ratio(new: list[Tensor], row: ReferenceRow, t: int, o: ReferenceOptions) -> Tensor:
     """How much likelier the token (or the whole sequence, per token) has become."""
     if o.level != "sequence" and o.loss_type != "gspo":
         return _token_ratio(new, row, t, o)
@@ -121,12 +121,12 @@ def _ratio(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
     return torch.exp(_sum(changes) / len(changes))
 
 
-def _token_ratio(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
+def _token_ratio(new: list[Tensor], row: ReferenceRow, t: int, o: ReferenceOptions) -> Tensor:
     old = new[t].detach() if o.force_on_policy_ratio else row.old[t]
     return torch.exp(new[t] - old)
 
 
-def _surrogate(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
+def _surrogate(new: list[Tensor], row: ReferenceRow, t: int, o: ReferenceOptions) -> Tensor:
     """Clipped objective of one token, as a loss."""
     ratio, a = _ratio(new, row, t, o), row.advantage
     high = o.epsilon if o.epsilon_high is None else o.epsilon_high
@@ -143,7 +143,7 @@ def _surrogate(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
     return -(ratio * a) if ratio * a <= bounded * a else -(bounded * a)
 
 
-def _correction(row: Row, t: int, o: Options) -> float:
+def _correction(row: ReferenceRow, t: int, o: ReferenceOptions) -> float:
     """How much likelier the learner found the token than the engine that sampled it: old over sampler."""
     if o.correction is None or row.sampler is None:
         return 1.0
@@ -157,7 +157,7 @@ def _correction(row: Row, t: int, o: Options) -> float:
     return o.correction_clip if weight > o.correction_clip else floor
 
 
-def _kl(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
+def _kl(new: list[Tensor], row: ReferenceRow, t: int, o: ReferenceOptions) -> Tensor:
     """Estimate of KL(policy || reference) at one sampled token; where a clamp acts it is a constant."""
     if row.reference is None:
         raise ValueError("beta > 0 needs reference log-probabilities")
@@ -178,7 +178,7 @@ def _kl(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
     return kl
 
 
-def token_loss(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
+def token_loss(new: list[Tensor], row: ReferenceRow, t: int, o: ReferenceOptions) -> Tensor:
     """Everything one token contributes, before dividing."""
     loss = _surrogate(new, row, t, o) * _correction(row, t, o)
     if o.beta > 0:
@@ -191,7 +191,7 @@ def token_loss(new: list[Tensor], row: Row, t: int, o: Options) -> Tensor:
 # -- 4. the loss of one step -------------------------------------------------------------------------------
 
 
-def step_loss(rows: Sequence[Row], new: Sequence[list[Tensor]], o: Options) -> Tensor:
+def step_loss(rows: Sequence[ReferenceRow], new: Sequence[list[Tensor]], o: ReferenceOptions) -> Tensor:
     """() the loss of a whole optimiser step. `new[i][t]` is the log-probability that carries the gradient."""
     per_row = []
     for row, logp in zip(rows, new, strict=True):
@@ -217,7 +217,11 @@ def _sum(terms: Sequence[Tensor]) -> Tensor:
 
 
 def step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: Sequence[Row], o: Options, scale: str = "group"
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rows: Sequence[ReferenceRow],
+    o: ReferenceOptions,
+    scale: str = "group",
 ) -> float:
     """Advantages, scores, loss, backward, update. The whole algorithm."""
     weights = advantages([row.reward for row in rows], [row.group for row in rows], scale)

@@ -53,7 +53,7 @@ def test_data():
 }
 REMOTE = {"test_subprocess", "test_killed_child", "test_pool[fork]", "test_pool[spawn]", "test_pool[forkserver]"}
 PLANTED_DEAF = """
-from surefoot.harness.affected import evidence, session
+from surefoot.harness.affected import records as evidence, session
 session._read_log = lambda log: []
 evidence._silent = lambda facts: {}
 """

@@ -26,9 +26,9 @@ from figures import Record, note
 from kill_kit import Ended
 from kill_runs import CLOCKED, Bench, Case, timeless_lines
 
-from surefoot.store.failpoints import NAMES
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Ledger
+from surefoot.storage.failpoints import NAMES
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Ledger
 
 AHEAD: dict[str, Any] = {"max_staleness": 2, "importance_sampling_correction": True, "max_steps": 8, "eval_steps": 4}
 CASES = {

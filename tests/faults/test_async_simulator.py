@@ -12,14 +12,13 @@ from async_simulator import REPLICAS, SimulationError, simulate
 from figures import Record, note
 
 from surefoot.errors import EngineError
-from surefoot.protocols import Assignment
+from surefoot.protocols import StepBatch
 from surefoot.records import Group
-from surefoot.runtime import stream as stream_module
-from surefoot.runtime.buffer import Aged, GroupBuffer
-from surefoot.runtime.stream import Stream
-from surefoot.runtime.stream_records import Flight, oldest_version
-from surefoot.store.batches import BatchLog
-from surefoot.store.ledger import Item
+from surefoot.runtime import sampler
+from surefoot.runtime.buffer import GroupBuffer, StaleGroups
+from surefoot.runtime.sampler import AsyncSampler, InFlightGroup, oldest_version
+from surefoot.storage.batches import BatchLog
+from surefoot.storage.ledger import Visit
 
 SEEDS = 150
 PLANTED_SEEDS = 300
@@ -63,15 +62,15 @@ def a_seed_fails() -> str:
 
 
 def test_planted_batches_whose_age_nobody_looks_at_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GroupBuffer, "_evict", lambda self, where: Aged())
+    monkeypatch.setattr(GroupBuffer, "_evict", lambda self, where: StaleGroups())
     assert "is trained on ages" in a_seed_fails()
 
 
 def test_planted_single_look_before_the_batch_fills_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The version is read when the batch is asked for, not again when it forms."""
-    real = Stream.draw
+    real = AsyncSampler.next_batch
 
-    async def draw(self: Stream, step: int, n: int) -> Assignment:
+    async def next_batch(self: AsyncSampler, step: int, n: int) -> StepBatch:
         now, version = self.trained, self.trained()
         self.trained = lambda: version
         try:
@@ -79,20 +78,20 @@ def test_planted_single_look_before_the_batch_fills_is_caught(monkeypatch: pytes
         finally:
             self.trained = now
 
-    monkeypatch.setattr(Stream, "draw", draw)
+    monkeypatch.setattr(AsyncSampler, "next_batch", next_batch)
     assert "is trained on ages" in a_seed_fails()
 
 
 def test_planted_stale_groups_that_are_dropped_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def send_back(self: Stream, aged: Aged) -> None:
+    def send_back(self: AsyncSampler, aged: StaleGroups) -> None:
         self.ledger.drop(aged.back, "stale")
         self.batches.release(aged.back)
 
-    monkeypatch.setattr(Stream, "_send_back", send_back)
+    monkeypatch.setattr(AsyncSampler, "_send_back", send_back)
     assert "were dropped: stale" in a_seed_fails()
 
 
-async def _fly_on(self: Stream, flight: Flight, order: Any) -> None:
+async def _fly_on(self: AsyncSampler, flight: InFlightGroup, order: Any) -> None:
     """A group that takes too long is asked for again, and its answer still comes when it comes."""
     play = asyncio.ensure_future(self.crew.play(order))
     self.__dict__.setdefault("late_plays", []).append(play)
@@ -116,7 +115,7 @@ async def _fly_on(self: Stream, flight: Flight, order: Any) -> None:
     self._fill()
 
 
-def _believe(self: Stream, arrived: Sequence[tuple[Flight, Group]]) -> None:
+def _believe(self: AsyncSampler, arrived: Sequence[tuple[InFlightGroup, Group]]) -> None:
     """Takes whatever comes, under whichever lease."""
     for flight, group in arrived:
         self.batches.deliver({flight.item: group})
@@ -125,51 +124,51 @@ def _believe(self: Stream, arrived: Sequence[tuple[Flight, Group]]) -> None:
 
 
 def test_late_results_are_fenced_and_planted_belief_in_them_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Stream.close
+    real = AsyncSampler.close
 
-    async def close(self: Stream) -> None:
+    async def close(self: AsyncSampler) -> None:
         late = self.__dict__.get("late_plays", [])
         for play in late:
             play.cancel()
         await asyncio.gather(*late, return_exceptions=True)
         await real(self)
 
-    monkeypatch.setattr(Stream, "close", close)
-    monkeypatch.setattr(Stream, "_fly", _fly_on)
+    monkeypatch.setattr(AsyncSampler, "close", close)
+    monkeypatch.setattr(AsyncSampler, "_fly", _fly_on)
     for seed in range(20):
         simulate(seed)
-    monkeypatch.setattr(Stream, "_keep_groups", _believe)
+    monkeypatch.setattr(AsyncSampler, "_keep_groups", _believe)
     assert "trained on twice" in a_seed_fails()
 
 
 def test_planted_delivery_before_the_disk_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep_groups(self: Stream, arrived: Sequence[tuple[Flight, Group]]) -> None:
+    def keep_groups(self: AsyncSampler, arrived: Sequence[tuple[InFlightGroup, Group]]) -> None:
         for flight, group in arrived:
             self.ledger.complete([flight.lease])
             self.batches.deliver({flight.item: group})
             self._put(flight.item, group, flight.version)
 
-    monkeypatch.setattr(Stream, "_keep_groups", keep_groups)
+    monkeypatch.setattr(AsyncSampler, "_keep_groups", keep_groups)
     assert "its group is not in the journal" in a_seed_fails()
 
 
 def test_planted_resume_that_forgets_finished_groups_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(ledger: Any, batches: BatchLog, tasks: Any, usable: Any) -> list[tuple[Item, Group]]:
+    def forget(ledger: Any, batches: BatchLog, tasks: Any, usable: Any) -> list[tuple[Visit, Group]]:
         ledger.requeue([lease.item for lease in ledger.delivered()], "restart")
         batches.release(batches.delivered())
         return []
 
-    monkeypatch.setattr(stream_module, "bring_back", forget)
+    monkeypatch.setattr(sampler, "restore_groups", forget)
     assert "is asked for again, and its group" in a_seed_fails()
 
 
 def test_planted_missing_back_pressure_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Stream, "_room", lambda self: self.crew.capacity - len(self._flights))
+    monkeypatch.setattr(AsyncSampler, "_room", lambda self: self.crew.capacity - len(self._flights))
     assert "groups are under way" in a_seed_fails()
 
 
 def test_planted_journal_without_compositions_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compose(self: BatchLog, step: int, items: Sequence[Item]) -> None:
+    def compose(self: BatchLog, step: int, items: Sequence[Visit]) -> None:
         self.release(items)
 
     monkeypatch.setattr(BatchLog, "compose", compose)

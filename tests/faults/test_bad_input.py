@@ -202,7 +202,7 @@ def test_refused_before_anything_heavy_is_imported(name: str, tmp_path: Path) ->
 WARM = """
 import gc, json, os, sys
 import torch, transformers.models.llama.modeling_llama, transformers.models.auto.tokenization_auto
-import surefoot.assemble.build, surefoot.loop, surefoot.cli
+import surefoot.run.build, surefoot.loop, surefoot.cli
 
 gc.freeze()  # the children share these pages
 for case in json.load(sys.stdin):

@@ -35,12 +35,11 @@ from server_kinds import (
     rss_mib,
 )
 
-from surefoot.envs import mcp_client
-from surefoot.envs.mcp_client import Limits, MCPToolkit, Server, check_servers
-from surefoot.envs.sandbox import available
-from surefoot.envs.servers import mcp_lines, mcp_pool, server_keeper
-from surefoot.envs.servers.server_child import Kept
 from surefoot.errors import ToolError, ToolFailedError
+from surefoot.sandbox.sandbox import available
+from surefoot.tools.mcp import lines, pool, supervisor, toolkit
+from surefoot.tools.mcp.process import SupervisedServer
+from surefoot.tools.mcp.toolkit import MCPToolkit, Server, ServerLimits, check_servers
 
 pytestmark = [
     pytest.mark.mcp,
@@ -134,7 +133,7 @@ def test_only_a_call_declared_repeatable_is_asked_again(
     tmp_path: Path, idempotent: tuple[str, ...], asked: int
 ) -> None:
     diary = tmp_path / "asked.txt"
-    limits = Limits(connect_timeout_s=AMPLE_S, call_timeout_s=AMPLE_S, restarts=2, backoff_s=0.0, shutdown_s=0.2)
+    limits = ServerLimits(connect_timeout_s=AMPLE_S, call_timeout_s=AMPLE_S, restarts=2, backoff_s=0.0, shutdown_s=0.2)
     server = bad("crashes_mid_call", str(diary), idempotent=idempotent, sandbox=False)
     with closing(MCPToolkit([server], limits, log_dir=tmp_path / "logs")) as kit:
         with pytest.raises(ToolFailedError, match="segmentation fault") as caught:
@@ -238,7 +237,7 @@ def test_a_fork_of_the_driver_that_holds_every_pipe_keeps_no_server_alive() -> N
         process = box._own["bad"].process
         assert process is not None
         child = process.child
-        assert isinstance(child, Kept)
+        assert isinstance(child, SupervisedServer)
         assert child.control is not None
         copies = [os.dup(number) for number in (child.control, process._in.descriptor)]
         kit.close()
@@ -249,13 +248,13 @@ def test_a_fork_of_the_driver_that_holds_every_pipe_keeps_no_server_alive() -> N
 
 # -- the checks have teeth ------------------------------------------------------------------------
 def test_planted_bug_without_the_cap_on_a_line_memory_is_seen_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    def add(self: mcp_lines.LineCutter, part: bytes) -> None:
+    def add(self: lines.LineCutter, part: bytes) -> None:
         self._size += len(part)
         self._line += part
 
-    monkeypatch.setattr(mcp_lines.LineCutter, "_add", add)
+    monkeypatch.setattr(lines.LineCutter, "_add", add)
     kind = kind_of("floods_a_line")
-    generous = Limits(
+    generous = ServerLimits(
         connect_timeout_s=AMPLE_S, call_timeout_s=AMPLE_S, bytes_per_s=2.0**40, restarts=0, shutdown_s=0.2
     )
     seen = Watched(monkeypatch)
@@ -268,23 +267,23 @@ class Watched:
     """The longest line that a cutter held."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.longest, feed = 0, mcp_lines.LineCutter.feed
+        self.longest, feed = 0, lines.LineCutter.feed
 
-        def watching(cutter: mcp_lines.LineCutter, piece: bytes) -> Iterator[tuple[bytes, int]]:
+        def watching(cutter: lines.LineCutter, piece: bytes) -> Iterator[tuple[bytes, int]]:
             self.longest = max(self.longest, len(cutter._line))
             return feed(cutter, piece)
 
-        monkeypatch.setattr(mcp_lines.LineCutter, "feed", watching)
+        monkeypatch.setattr(lines.LineCutter, "feed", watching)
 
 
 def test_planted_bug_without_the_hunt_for_descendants_leftovers_are_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    source = Path(server_keeper.__file__).read_text()
+    source = Path(supervisor.__file__).read_text()
     assert source.count("    end_children(server)\n") == 1
     lazy = tmp_path / "lazy_keeper.py"
     lazy.write_text(source.replace("    end_children(server)\n", ""))
-    monkeypatch.setattr(server_keeper, "__file__", str(lazy))
+    monkeypatch.setattr(supervisor, "__file__", str(lazy))
     before = Belongings.now()
     play(replace(kind_of("leaves_children"), sandbox=False), 1)
     left = Belongings.now().more_than(before)
@@ -296,7 +295,7 @@ def test_planted_bug_without_the_hunt_for_descendants_leftovers_are_seen(
 
 
 def test_planted_bug_without_the_pin_check_a_changed_tool_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_pool, "check_unchanged", lambda pinned, now: None)
+    monkeypatch.setattr(pool, "check_unchanged", lambda pinned, now: None)
     kind = kind_of("rug_pull_changed")
     [played] = play(kind, 1)
     assert "rug_pull_changed: ok" in (problem(kind, played) or "")
@@ -311,5 +310,5 @@ def test_planted_bug_without_validation_wrong_arguments_reach_the_server(monkeyp
                 return "sent"
 
     assert outcome() == "refused"
-    monkeypatch.setattr(mcp_client, "checker", lambda name, schema: lambda arguments: [])
+    monkeypatch.setattr(toolkit, "checker", lambda name, schema: lambda arguments: [])
     assert outcome() == "sent"

@@ -249,7 +249,7 @@ def test_a_shallow_submodule_gets_its_history_before_the_search(tmp_path: Path) 
 
 def test_planted_fetch_that_leaves_a_submodule_shallow_cannot_find_the_commit(tmp_path: Path) -> None:
     made = shallow_library(tmp_path)
-    source = planted(tmp_path / "copy", "harness/bisect/submodules.py", '"--unshallow" if shallow else ', "")
+    source = planted(tmp_path / "copy", "harness/bisect/repository.py", '"--unshallow" if shallow else ', "")
     ran = bisect(made.root, "--good", made.c(1), "--bad", "HEAD", "--", "./t.sh", source=source, SKIP_GOOD_CHECK="1")
     assert f"first bad commit: {made.c(5)}" not in ran.out, ran.both
     assert "SKIP" in {verdict["status"] for verdict in made.verdicts().values()}, ran.both

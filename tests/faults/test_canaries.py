@@ -22,7 +22,7 @@ TINY = (
 ).split()
 KILLED = {"SUREFOOT_FAILPOINTS": "loop.after_learn=kill@2"}
 UNLISTED = """
-import os, surefoot.child_environment as listed
+import os, surefoot.system.environment as listed
 listed.inherited = lambda named=(), environ=None: dict(os.environ if environ is None else environ)
 """
 """Every process gets everything, as it was before there was a list."""

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from command import ROOT, Ran, surefoot
 
-from surefoot.envs.sources.cassette import CassetteToolkit
 from surefoot.protocols import ToolAnswer
 from surefoot.records import Task
+from surefoot.tools.recording import RecordingToolkit
 
 # A world whose verdict depends on nothing that could be repeated.
 WORLD = '''
@@ -111,7 +111,7 @@ def test_a_recorded_run_that_was_killed_and_resumed_is_replayed_as_one(tmp_path:
 WRITER = """
 import sys
 from pathlib import Path
-from surefoot.envs.sources.cassette import CassetteToolkit
+from surefoot.tools.recording import RecordingToolkit
 from surefoot.protocols import ToolAnswer, ToolSpec
 from surefoot.errors import SurefootError
 from surefoot.records import Task
@@ -134,7 +134,7 @@ if limit:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
-    kit = CassetteToolkit(Kit(), path)
+    kit = RecordingToolkit(Kit(), path)
     for rollout in range(int(sys.argv[3]), 10**9):
         box = kit.open(Task(id="t", prompt="?"), "r%d" % rollout, 0)
         for n in range(5):
@@ -157,7 +157,7 @@ def write(folder: Path, *, limit: int = 0, first: int = 0) -> subprocess.Popen[s
 
 def replayed(folder: Path, acknowledged: list[str]) -> None:
     """Every answer that somebody has seen is in the cassette."""
-    replay = CassetteToolkit(None, folder / "a cassette", mode="replay")
+    replay = RecordingToolkit(None, folder / "a cassette", mode="replay")
     boxes: dict[str, Any] = {}
     for line in acknowledged:
         rollout, n = line.split()

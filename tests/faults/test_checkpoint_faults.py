@@ -20,9 +20,9 @@ import torch
 from checkpoint_kit import ROOT, Session, fingerprint, make_learner
 from checkpoint_mutants import judge
 
-from surefoot.policy import checkpoint_read
-from surefoot.policy.training_state import capture
-from surefoot.store import durable
+from surefoot.learner import checkpoint
+from surefoot.learner.checkpoint import capture
+from surefoot.storage import files
 
 HERE = Path(__file__).parents[1] / "support"
 
@@ -85,8 +85,8 @@ def test_changed_checkpoints_with_masters_are_refused_or_restore_what_was_saved(
 @pytest.mark.parametrize(
     ("where", "plant"),
     [
-        ("surefoot.policy.checkpoint_read.verify_folder", checkpoint_read.read_manifest),
-        ("surefoot.policy.training_state.check_state", lambda learner, state: None),
+        ("surefoot.learner.checkpoint.verify_folder", checkpoint.read_manifest),
+        ("surefoot.learner.checkpoint.check_state", lambda learner, state: None),
     ],
     ids=["digests", "numbers"],
 )
@@ -178,12 +178,12 @@ def test_every_byte_and_every_name_is_synced_before_the_folder_is_visible(
 def test_planted_save_that_skips_one_sync_is_seen(
     skipped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = getattr(durable, skipped)
+    real = getattr(files, skipped)
 
     def without_sync(*args: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "fsync", lambda descriptor: None)
             return real(*args)
 
-    monkeypatch.setattr(durable, skipped, without_sync)
+    monkeypatch.setattr(files, skipped, without_sync)
     assert unsynced(tmp_path / "step_1", monkeypatch) != set()

@@ -21,7 +21,7 @@ LISTED = {"LC_TIME": "C", "OMP_NUM_THREADS": "1", "HF_HOME": "/hf", "SUREFOOT_TE
 POOL = """
 import json, os, sys
 from pathlib import Path
-from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
+from surefoot.rewards.pool import RewardJob, RewardPool
 {planted}
 def look(completions, **columns):
     import subprocess
@@ -53,9 +53,9 @@ kept = all(value in ours and os.environ[name] == value for name, value in json.l
 print(json.dumps({{"marks": [{{name: mark.value for name, mark in row.items()}} for row in marks], "told": told,
                   "stories": stories, "kept": kept}}))
 """
-AS_BEFORE = "import surefoot.envs.rewards.reward_nursery as n; n.narrow = lambda named=(): None"
+AS_BEFORE = "import surefoot.rewards.fork_server as n; n.narrow = lambda named=(): None"
 """The forked processes keep what the driver has."""
-ONLY_PYTHON = "import surefoot.child_environment as c; c._wipe = lambda kept: None"
+ONLY_PYTHON = "import surefoot.system.environment as c; c._wipe = lambda kept: None"
 """What Python sees is narrowed, and the kernel's copy stays."""
 
 
@@ -132,15 +132,15 @@ def test_a_reward_that_fails_for_want_of_a_variable_is_told_how_to_get_it(
 ENTERED = """
 import json, os, sys
 from pathlib import Path
-from surefoot.runtime import ray_cluster
-from surefoot.child_environment import withheld
+from surefoot.runtime.ray import cluster as ray_cluster
+from surefoot.system.environment import withheld
 from surefoot.errors import RewardError
-from surefoot.runtime.recipes import ProcessRecipe, WorkerRecipe, FromFile
+from surefoot.runtime.specs import ProcessSpec, WorkerSpec, FromFile
 canaries = json.loads(sys.argv[1])
 with ray_cluster._environment({"SUREFOOT_FLEET_MARK": "m", "RAY_AUTH_TOKEN": "of-the-cluster"}):
     during = dict(os.environ)
 after = {name: os.environ.get(name) == value for name, value in canaries.items()}
-recipe = ProcessRecipe(Path(sys.argv[2]), 1, True, withheld=withheld(["OPENAI_KEY"])).also(["OPENAI_KEY", "NOT_SET"])
+recipe = ProcessSpec(Path(sys.argv[2]), 1, True, withheld=withheld(["OPENAI_KEY"])).also(["OPENAI_KEY", "NOT_SET"])
 shown = repr(recipe)
 os.environ.update({"RAY_AUTH_TOKEN": "of-the-cluster", "OPENAI_KEY": "of the machine over there"})
 os.environ.pop("JWT")  # over there nobody has it: only its name travels
@@ -148,7 +148,7 @@ out = os.dup(1)
 recipe.enter("worker 0")
 Path("needs.py").write_text("import os\\nKEY = os.environ['JWT']\\ndef f(completions, **_): return []\\n")
 try:
-    WorkerRecipe({"f": FromFile(os.path.abspath("needs.py"), "f")}, {}, None, 1, 1.0, 0, None, 0, 10).pool(Path("log"))
+    WorkerSpec({"f": FromFile(os.path.abspath("needs.py"), "f")}, {}, None, 1, 1.0, 0, None, 0, 10).pool(Path("log"))
     told = "nothing"
 except RewardError as error:
     told = str(error)

@@ -34,27 +34,27 @@ FILE_TIMES = {"st_mtime", "st_ctime", "st_atime", "st_mtime_ns", "st_ctime_ns", 
 """What the wall clock said when a file was changed, whatever the object."""
 
 SHOWN: dict[str, tuple[int, str]] = {
-    "data/large/task_index.py": (1, "whether a file is another one than before: equal or not, never earlier or later"),
-    "data/large/task_table.py": (1, "the same"),
+    "data/on_disk/index.py": (1, "whether a file is another one than before: equal or not, never earlier or later"),
+    "data/on_disk/dataset.py": (1, "the same"),
     "demo/hack.py": (1, "names the folder of a demo"),
     "harness/affected/hooks.py": (1, "the session's start, held against file times below"),
     "harness/affected/remember.py": (
         1, "file times are wall times: a second look for edits during a session, after that by content"
     ),
     "harness/baseline.py": (2, "written into a baseline for people"),
-    "harness/bisect/evidence.py": (1, "names a folder"),
-    "harness/bisect/logs.py": (1, "names a file"),
-    "harness/bisect/measure.py": (1, "whether a file is another one than before: equal or not, never earlier or later"),
-    "harness/suites/folders.py": (1, "written into results for people"),
-    "harness/suites/results.py": (2, "names a folder, and is written into it"),
+    "harness/bisect/evidence.py": (
+        3, "names a folder and a file; whether a file is another one than before: equal or not, never earlier or later"
+    ),
+    "harness/suites/plan.py": (1, "written into results for people"),
+    "harness/suites/verdicts.py": (2, "names a folder, and is written into it"),
     "harness/tracker/results.py": (1, "names a session; its duration is measured elsewhere"),
     "harness/worker_coverage_child.py": (1, "written into a trace for people"),
-    "harness/worker_coverage_run.py": (1, "names a folder"),
-    "store/environment.py": (1, "written into environment.json for people"),
-    "store/lock.py": (1, "since when the lock is held, in a message; who is alive is asked of the system"),
-    "store/run_folder.py": (1, "names a run folder; a name that is taken gets a number"),
-    "tracking/egress.py": (1, "a part of a name: whose count a line is"),
-    "tracking/report.py": (1, "says when the page was written"),
+    "harness/worker_coverage.py": (1, "names a folder"),
+    "storage/environment.py": (1, "written into environment.json for people"),
+    "storage/lock.py": (1, "since when the lock is held, in a message; who is alive is asked of the system"),
+    "storage/run_folder.py": (1, "names a run folder; a name that is taken gets a number"),
+    "tracking/process_logs.py": (1, "a part of a name: whose count a line is"),
+    "report/page.py": (1, "says when the page was written"),
     "tracking/status.py": (3, "says when a run began and when it was last heard of, to people on other machines"),
     "tracking/sink_process.py": (2, "TensorBoard's own field; a panel may be out of order, the run is not"),
 }  # fmt: skip
@@ -134,7 +134,7 @@ time.time_ns = lambda: real_ns() + int(jump() * 10**9)
 datetime.datetime = Jumping
 
 if os.environ.get("PLANTED"):  # a deadline that somebody measured on the wall
-    import surefoot.envs.rewards.reward_pool as pool
+    import surefoot.rewards.pool as pool
     ahead = itertools.accumulate(map(abs, offsets))  # only forward: time that runs back is refused by the records
     pool.time = SimpleNamespace(monotonic=lambda: steady() + next(ahead), sleep=time.sleep)
 
@@ -205,7 +205,7 @@ def test_a_name_from_a_clock_that_went_back_is_never_taken_twice(tmp_path: Path)
     """The same second comes again when the clock is set back: the second run gets a folder of its own."""
     import datetime
 
-    from surefoot.store.run_folder import RunFolder
+    from surefoot.storage.run_folder import RunFolder
 
     moment = datetime.datetime(2026, 10, 25, 1, 30, tzinfo=datetime.UTC)
     later = [moment, moment + datetime.timedelta(hours=1), moment, moment - datetime.timedelta(hours=1), moment]

@@ -14,9 +14,9 @@ import figures
 import pytest
 from command import surefoot
 
-from surefoot.config_load import keys as key_names
-from surefoot.config_load import load_config
-from surefoot.config_load.keys import ALIASES, all_keys
+from surefoot.config import keys
+from surefoot.config.keys import ALIASES, all_keys
+from surefoot.config.load import load_config
 from surefoot.errors import ConfigError
 
 HEAD = {"model": "pebble", "tasks": "builtin:sums"}
@@ -134,7 +134,7 @@ def test_every_one_character_typo_is_refused_and_nearly_all_get_the_right_key(
 
 
 def test_planted_bug_without_suggestions_the_survey_is_red(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(key_names, "nearest", lambda _: ())
+    monkeypatch.setattr(keys, "nearest", lambda _: ())
     cases, accepted, unhelpful = survey(tmp_path, typed)
     assert not accepted
     assert len(unhelpful) > 0.5 * cases

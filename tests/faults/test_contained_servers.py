@@ -21,23 +21,23 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs.mcp_client import Limits, MCPToolkit, Server
-from surefoot.envs.sandbox import Report, available
-from surefoot.envs.sandboxes import sandbox_link, sandbox_report
-from surefoot.envs.servers import server_child
-from surefoot.envs.servers.mcp_lines import WireFault
-from surefoot.envs.servers.mcp_stdio import ServerProcess
-from surefoot.envs.servers.server_views import NOBODY, hint, refuse_bad_grants, views
 from surefoot.errors import ConfigError, SecurityError, ToolError
 from surefoot.records import Task
-from surefoot.tracking.egress import FILE, EgressLog, attempts_of
+from surefoot.sandbox import host
+from surefoot.sandbox import process as sandbox_link
+from surefoot.sandbox.sandbox import HostReport, available
+from surefoot.tools.mcp.lines import WireFault
+from surefoot.tools.mcp.process import NOBODY, hint, refuse_bad_grants, views
+from surefoot.tools.mcp.stdio import ServerProcess
+from surefoot.tools.mcp.toolkit import MCPToolkit, Server, ServerLimits
+from surefoot.tracking.process_logs import FILE, EgressLog, attempts_of
 
 pytestmark = [
     pytest.mark.mcp,
     pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}"),
 ]
 AMPLE_S = 120.0
-LIMITS = Limits(connect_timeout_s=AMPLE_S, call_timeout_s=AMPLE_S, shutdown_s=AMPLE_S)
+LIMITS = ServerLimits(connect_timeout_s=AMPLE_S, call_timeout_s=AMPLE_S, shutdown_s=AMPLE_S)
 HOSTILE = Path(__file__).parents[1] / "support" / "hostile_server.py"
 CANARY = "canary-of-the-host"
 
@@ -99,7 +99,7 @@ def told(script: str, **keys: Any) -> tuple[list[Any], int | None, str, list[int
 
     async def story() -> tuple[list[Any], int | None, str]:
         command = (sys.executable, "-S", "-E", "-c", "import json, os, socket\n" + script)
-        process = ServerProcess(Server("x", command=command, **keys), Limits(), counted.append)
+        process = ServerProcess(Server("x", command=command, **keys), ServerLimits(), counted.append)
         said = [message async for message, _ in process.messages()]
         status = await process.exit_status(AMPLE_S)
         process.hear()
@@ -180,7 +180,7 @@ def test_attempts_without_end_are_counted_all_and_flood_nobody() -> None:
 
 LISTENED = """
 import asyncio, ctypes, sys
-from surefoot.envs.sandboxes import sandbox_kernel, sandbox_seccomp
+from surefoot.sandbox import walls as sandbox_kernel, walls as sandbox_seccomp
 sandbox_kernel.prctl("no_new_privs", 38, 1)
 listener = sandbox_seccomp.install_telling(sandbox_seccomp.programs()["telling"])
 from test_contained_servers import CONNECT, told
@@ -230,7 +230,7 @@ def test_of_an_installation_only_what_it_imports_is_shown(tmp_path: Path) -> Non
     script = f"import json, os, mine; print(json.dumps(dict(said=mine.SAID, seen=os.listdir({str(source)!r}))))"
 
     async def story(python: Path) -> list[Any]:
-        process = ServerProcess(Server("x", command=(str(python), "-c", script)), Limits())
+        process = ServerProcess(Server("x", command=(str(python), "-c", script)), ServerLimits())
         said = [message async for message, _ in process.messages()]
         await process.exit_status(AMPLE_S)
         process.hear()
@@ -244,13 +244,13 @@ def test_of_an_installation_only_what_it_imports_is_shown(tmp_path: Path) -> Non
 @pytest.mark.parametrize("early", [True, False])
 def test_when_the_process_that_sandboxes_are_born_by_is_killed_servers_end_and_the_next_one_starts(early: bool) -> None:
     async def story() -> tuple[int | None, int | None]:
-        process = ServerProcess(Server("x", command=("sh", "-c", "echo '{}'; sleep 600")), Limits())
+        process = ServerProcess(Server("x", command=("sh", "-c", "echo '{}'; sleep 600")), ServerLimits())
         assert early or await anext(process.messages()) == ({}, 2), "it is up"
         assert sandbox_link._current is not None
         sandbox_link._current.process.kill()
         ended = await process.exit_status(AMPLE_S)
         await process.end(0.0)
-        again = ServerProcess(Server("x", command=("sh", "-c", "exit 7")), Limits())
+        again = ServerProcess(Server("x", command=("sh", "-c", "exit 7")), ServerLimits())
         status = await again.exit_status(AMPLE_S)
         await again.end(0.0)
         return ended, status
@@ -282,14 +282,14 @@ def test_a_start_that_fails_leaves_no_descriptor(tmp_path: Path) -> None:
 
     async def story() -> None:
         with pytest.raises(ConfigError, match="does not exist"):
-            ServerProcess(gone, Limits())
+            ServerProcess(gone, ServerLimits())
         for free in (0, 3, 5, 7):  # within the first pipe, the second and the third, and after them
             filled = fill_descriptors()
             for descriptor in filled[:free]:
                 os.close(descriptor)
             try:
                 with pytest.raises(WireFault, match="cannot be started"):
-                    ServerProcess(Server("x", command=("sh",)), Limits())
+                    ServerProcess(Server("x", command=("sh",)), ServerLimits())
             finally:
                 for descriptor in filled[free:]:
                     os.close(descriptor)
@@ -302,8 +302,8 @@ def test_a_start_that_fails_leaves_no_descriptor(tmp_path: Path) -> None:
 
 # -- refusals ---------------------------------------------------------------------------------------
 def test_without_a_sandbox_a_server_is_refused_unless_it_is_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = Report(False, ("user namespaces",))
-    monkeypatch.setattr(sandbox_report, "available", lambda: report)
+    report = HostReport(False, ("user namespaces",))
+    monkeypatch.setattr(host, "available", lambda: report)
     server = Server("clock", command=("sh", "-c", "exit 0"))
     with pytest.raises(SecurityError, match="tool server clock cannot be contained on this host: user names") as caught:
         MCPToolkit([server]).start()
@@ -311,8 +311,8 @@ def test_without_a_sandbox_a_server_is_refused_unless_it_is_spelled_out(monkeypa
     assert '"sandbox": false' in caught.value.fix
     with pytest.raises(ToolError, match=r"tool server clock .* ended with status 0"):
         MCPToolkit([Server("clock", command=("sh", "-c", "exit 0"), sandbox=False)], LIMITS).start()
-    monkeypatch.setattr("surefoot.envs.mcp_client.refuse_without_walls", lambda server: None)
-    monkeypatch.setattr(server_child.sandbox_report, "bear", broken)
+    monkeypatch.setattr("surefoot.tools.mcp.toolkit.refuse_without_walls", lambda server: None)
+    monkeypatch.setattr(host, "spawn", broken)
     with pytest.raises(ToolError, match="cannot be started: "):  # planted: nobody looks first; it still does not run
         MCPToolkit([server], LIMITS).start()
 

@@ -21,7 +21,7 @@ import pytest
 from kill_kit import PATIENCE_S, Driver, Ended
 from kill_runs import Bench, Case
 
-from surefoot.store.retention import newest_good
+from surefoot.storage.checkpoints import newest_good
 
 SAVES = Case("saves", {"save_steps": 0, "save_minutes": 1e-9, "eval_steps": 0, "max_steps": 4})
 THIRD = 3

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from surefoot import line_deadline
-from surefoot.engines.http_client import KEY_VARIABLE, HttpClient, Limits
+from surefoot.engines.http_client import KEY_VARIABLE, HttpClient, HttpLimits
 from surefoot.errors import EngineError, ToolError, ToolFailedError
 from surefoot.records import Task
+from surefoot.system import connections
 
 DEADLINE_S, PAUSE_S, DRIPS = 0.4, 0.05, 50
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -145,7 +145,7 @@ def served(server: Server) -> Iterator[int]:
 
 
 def ask(port: int, deadline_s: float = DEADLINE_S, body: object = None) -> Any:
-    client = HttpClient(f"http://127.0.0.1:{port}/v1", Limits(deadline_s=deadline_s, tries=1))
+    client = HttpClient(f"http://127.0.0.1:{port}/v1", HttpLimits(deadline_s=deadline_s, tries=1))
     return client.post("/v1/x", body or {"a": 1})
 
 
@@ -182,7 +182,7 @@ def test_planted_bug_with_a_timeout_for_each_wait_the_server_is_waited_for(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As sockets do it by themselves: the time begins anew with every byte."""
-    monkeypatch.setattr(line_deadline, "_hurry", lambda line: line.settimeout(60))
+    monkeypatch.setattr(connections, "_hurry", lambda line: line.settimeout(60))
     with served(server) as port:
         assert ask(port) == json.loads(BODY), "the answer came long after the deadline"
 
@@ -204,7 +204,7 @@ def nameless() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 def ask_securely(port: int, monkeypatch: pytest.MonkeyPatch, client: ssl.SSLContext, body: object = None) -> Any:
     monkeypatch.setattr(ssl, "create_default_context", lambda: client)
-    there = HttpClient(f"https://127.0.0.1:{port}/v1", Limits(deadline_s=DEADLINE_S, tries=1))
+    there = HttpClient(f"https://127.0.0.1:{port}/v1", HttpLimits(deadline_s=DEADLINE_S, tries=1))
     return there.post("/v1/x", body or {"a": 1})
 
 
@@ -240,7 +240,7 @@ def test_dripping_under_tls_ends_at_the_deadline(server: Server, monkeypatch: py
 
 def test_planted_bug_under_tls_the_server_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     there, here = nameless()
-    monkeypatch.setattr(line_deadline, "_hurry", lambda line: line.settimeout(60))
+    monkeypatch.setattr(connections, "_hurry", lambda line: line.settimeout(60))
     with served(under(in_the_headers, there)) as port:
         assert ask_securely(port, monkeypatch, here) == json.loads(BODY)
 
@@ -260,7 +260,7 @@ def test_the_numbers_of_a_ray_node_are_not_waited_for(monkeypatch: pytest.Monkey
         where = {"NodeManagerAddress": "127.0.0.1", "MetricsExportPort": port}
         monkeypatch.setattr(memory, "SCRAPE_S", DEADLINE_S)
         assert memory._scrape(where) is None
-        monkeypatch.setattr(line_deadline, "_hurry", lambda line: line.settimeout(60))
+        monkeypatch.setattr(connections, "_hurry", lambda line: line.settimeout(60))
         assert memory.ray_gauges(memory._scrape(where) or "") == {"gpu0": 5.0}, "planted: waited for"
 
 
@@ -270,9 +270,9 @@ def test_the_numbers_of_a_ray_node_are_not_waited_for(monkeypatch: pytest.Monkey
 )
 def test_a_tool_server_that_drips_is_given_up_when_it_is_opened(server: Server) -> None:
     pytest.importorskip("mcp", reason="needs the mcp extra")
-    from surefoot.envs.mcp_client import Limits as ToolLimits
-    from surefoot.envs.mcp_client import MCPToolkit
-    from surefoot.envs.mcp_client import Server as ToolServer
+    from surefoot.tools.mcp.toolkit import MCPToolkit
+    from surefoot.tools.mcp.toolkit import Server as ToolServer
+    from surefoot.tools.mcp.toolkit import ServerLimits as ToolLimits
 
     limits = ToolLimits(connect_timeout_s=DEADLINE_S, shutdown_s=0.2, restarts=0)
     with served(server) as port:

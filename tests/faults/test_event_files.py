@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from surefoot.errors import ConfigError, StateError
-from surefoot.harness.events import dump, event_files, read_events
-from surefoot.harness.sources import load_metrics
+from surefoot.harness.sources import dump, event_files, load_metrics, read_events
 
 pytest.importorskip("tensorboard", reason="needs the tensorboard extra")
 

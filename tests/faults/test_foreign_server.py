@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from surefoot.envs.mcp_client import Limits, MCPToolkit, Server
 from surefoot.records import Task
+from surefoot.tools.mcp.toolkit import MCPToolkit, Server, ServerLimits
 
 pytestmark = [
     pytest.mark.mcp,
@@ -20,7 +20,7 @@ TIME = Server(
     command=(sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC"),
     probe=("get_current_time", {"timezone": "UTC"}),
 )
-AMPLE = Limits(connect_timeout_s=120, call_timeout_s=120)
+AMPLE = ServerLimits(connect_timeout_s=120, call_timeout_s=120)
 
 
 def test_a_foreign_server_is_available_answers_refuses_and_reports_errors() -> None:

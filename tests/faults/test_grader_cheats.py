@@ -7,8 +7,8 @@ import json
 import pytest
 from figures import Record, note
 
-from surefoot.envs.sandbox import Limits, Sandbox, available
-from surefoot.envs.sandboxes.code_tests import CodeVerdict, grade_code
+from surefoot.sandbox.code_tests import CodeVerdict, grade_code
+from surefoot.sandbox.sandbox import Sandbox, SandboxLimits, available
 
 pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 
@@ -67,7 +67,7 @@ for name in ('eq', 'ne', 'lt', 'le', 'gt', 'ge', 'sub'):
 def area(width, height): return None
 """,
     "patches its own end of the pipe": """
-import json, surefoot.envs.sandboxes.code_wire as wire, __main__
+import json, surefoot.sandbox.code_wire as wire, __main__
 json.dumps = wire.json.dumps = lambda *words, **more: '{"nonce": "x", "value": true, "changed": {"l": []}}'
 wire.send = lambda *words: None
 __main__.send = lambda link, message: wire.socket.socket.sendall(link, b'\\0\\0\\0\\2{}')
@@ -193,7 +193,7 @@ ENDLESS = ("floods the output", "hangs", "hangs while it is loaded", "patches bu
 
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
-    return Sandbox(Limits(wall_s=30.0, processes=8))
+    return Sandbox(SandboxLimits(wall_s=30.0, processes=8))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -207,7 +207,7 @@ CHEATED = "cheat against a grader of code: not rewarded"
 
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_cheat_is_not_rewarded(cheat: str, record_property: Record) -> None:
-    sandbox = Sandbox(Limits(wall_s=1.0 if cheat in ENDLESS else 30.0, processes=8))
+    sandbox = Sandbox(SandboxLimits(wall_s=1.0 if cheat in ENDLESS else 30.0, processes=8))
     for form, tests in FORMS.items():
         if form == "calls" and cheat not in ALSO_AGAINST_CALLS:
             continue
@@ -241,7 +241,7 @@ def test_an_honest_program_is_rewarded(sandbox: Sandbox) -> None:
 
 @pytest.mark.parametrize("cheat", PROGRAM_CHEATS)
 def test_a_program_that_cheats_is_not_rewarded(cheat: str, record_property: Record) -> None:
-    verdict = grade_code(PROGRAM_CHEATS[cheat], PROGRAM_TESTS, Sandbox(Limits(wall_s=1.0)))
+    verdict = grade_code(PROGRAM_CHEATS[cheat], PROGRAM_TESTS, Sandbox(SandboxLimits(wall_s=1.0)))
     assert verdict.passed is False
     note(record_property, "P16", CHEATED, 1)
 

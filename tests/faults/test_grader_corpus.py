@@ -17,23 +17,23 @@ from grader_corpus import CHEATS, ENDLESS, code_of
 from grader_styles import STYLES
 from grader_suites import ALL
 
-from surefoot.envs.sandbox import Limits, Sandbox, available
-from surefoot.envs.sandboxes import code_tests
-from surefoot.envs.sandboxes.code_script import plan
-from surefoot.envs.sandboxes.code_tests import CodeVerdict, grade_code
-from surefoot.envs.verify import verify_code
+from surefoot.rewards.verifiers import code as verify_code
+from surefoot.sandbox import code_tests
+from surefoot.sandbox.code_script import plan
+from surefoot.sandbox.code_tests import CodeVerdict, grade_code
+from surefoot.sandbox.sandbox import Sandbox, SandboxLimits, available
 
 pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 
 NAMES = [suite.name for suite in ALL]
 TOGETHER = [suite.tests for suite in ALL]
 CHEATED = "generated cheat against a grader of code: not rewarded, and a verdict"
-REMOTE, TESTER = (f"surefoot/envs/sandboxes/{name}.py" for name in ("code_remote", "code_tester"))
+REMOTE, TESTER = (f"surefoot/sandbox/{name}.py" for name in ("code_remote", "code_tester"))
 
 
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
-    return Sandbox(Limits(wall_s=60.0, processes=8, memory_mb=192))  # an endless list is full the sooner
+    return Sandbox(SandboxLimits(wall_s=60.0, processes=8, memory_mb=192))  # an endless list is full the sooner
 
 
 def test_the_corpus_is_as_large_as_we_say() -> None:
@@ -101,7 +101,7 @@ def test_what_burns_the_testers_time_counts_against_the_code(
     monkeypatch.setattr(code_tests, "_MORE_TIME_S", 1.0)
     code = code_of(f"def cheat(*words, **more): return {ENDLESS[cheat]}\n", NAMES)
     for suite in TO_BURN[:: 1 if "range" in cheat else 2]:
-        verdict = grade_code(code, suite.tests, Sandbox(Limits(wall_s=2.0, cpu_s=1, processes=8)))
+        verdict = grade_code(code, suite.tests, Sandbox(SandboxLimits(wall_s=2.0, cpu_s=1, processes=8)))
         assert verdict.passed is False, (suite.name, verdict)
         note(record_property, "P16", CHEATED, 1)
 
@@ -172,7 +172,7 @@ def test_a_value_that_burns_later_counts_against_the_code_too(monkeypatch: pytes
     """The value comes in one block, and is used in another, where the code is not asked any more."""
     monkeypatch.setattr(code_tests, "_MORE_TIME_S", 0.3)
     burns = ("def f(n): return range(10 ** 12)", "r = f(3)\nassert sum(r) == 6")
-    sandbox = Sandbox(Limits(wall_s=0.7, cpu_s=1))
+    sandbox = Sandbox(SandboxLimits(wall_s=0.7, cpu_s=1))
     assert grade_code(*burns, sandbox) == CodeVerdict(False, 1, 1, "timed_out")
     without(monkeypatch, TESTER, 'self._say("value")', "pass")
     assert grade_code(*burns, sandbox).passed is None, "planted: nobody knows that the code had a part in it"

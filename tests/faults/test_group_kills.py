@@ -21,7 +21,7 @@ from kill_kit import Ended
 from kill_runs import Bench, Case, differences, facts
 
 from surefoot.records import Task
-from surefoot.store.batches import BatchLog
+from surefoot.storage.batches import BatchLog
 
 WORLD = """
 import os

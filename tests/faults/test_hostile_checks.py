@@ -11,7 +11,7 @@ from command import surefoot
 from figures import Record, note
 
 from surefoot.errors import ConfigError
-from surefoot.harness.checks import limits, run_checks
+from surefoot.harness.checks import language, run_checks
 from surefoot.harness.checks.evaluate import Evaluator
 from surefoot.harness.series import Metrics, Series
 from surefoot.records import Verdict
@@ -207,7 +207,7 @@ def test_no_check_spends_more_than_its_counts(monkeypatch: pytest.MonkeyPatch) -
     for expression in (*ESCAPES, *HUGE.values()):
         harmless(expression)
     points = sum(len(series) for series in METRICS.values())
-    most = limits.MAX_OPERATIONS + limits.OPERATIONS_PER_POINT * points
+    most = language.MAX_OPERATIONS + language.OPERATIONS_PER_POINT * points
     assert spent
     assert all(used <= limit <= most for used, limit in spent)
 

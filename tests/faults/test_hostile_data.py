@@ -66,7 +66,7 @@ def plant_code(folder: Path, canary: Path) -> None:
 
 
 def load(folder: Path) -> Any:
-    from surefoot.policy.load import load_policy
+    from surefoot.learner.model import load_policy
 
     return load_policy(str(folder), base=folder.parent, device="cpu", dtype="float32")
 
@@ -237,7 +237,7 @@ def test_planted_bug_without_the_look_a_pickle_reaches_the_loader_and_is_still_a
     tmp_path: Path, canary: Path, asked_of_torch: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second line: what torch says of a pickle (and its advice to run it) never reaches anybody."""
-    monkeypatch.setattr("surefoot.policy.load.check_model_folder", lambda folder: None)
+    monkeypatch.setattr("surefoot.learner.model.check_model_folder", lambda folder: None)
     for attack in PICKLES:
         folder = model_folder(tmp_path / attack.__name__)
         attack(folder, canary)
@@ -248,7 +248,7 @@ def test_planted_bug_without_the_look_a_pickle_reaches_the_loader_and_is_still_a
 
 
 def test_the_dry_look_refuses_what_the_loader_refuses(tmp_path: Path, canary: Path) -> None:
-    from surefoot.dry_run import model_facts
+    from surefoot.run.dry_run import model_facts
 
     for attack, words in BY_NAME.items():
         folder = model_folder(tmp_path / attack.__name__)
@@ -289,7 +289,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def from_the_hub(name: str, tmp_path: Path) -> Any:
-    from surefoot.policy.load import load_policy
+    from surefoot.learner.model import load_policy
 
     return load_policy(name, base=tmp_path, device="cpu", dtype="float32")
 
@@ -328,7 +328,7 @@ def test_planted_bug_without_the_look_a_hub_name_leads_to_a_pickle(
     folder = model_folder(tmp_path)
     weights_by_name_are_an_adapter(folder, canary)
     cached_as("some/model", folder, hub)
-    monkeypatch.setattr("surefoot.policy.load._check_hub_model", lambda model: None)
+    monkeypatch.setattr("surefoot.learner.model._check_hub_model", lambda model: None)
     with pytest.raises(ModelError, match="its weights are a pickle"):
         from_the_hub("some/model", tmp_path)
     assert asked_of_torch
@@ -438,7 +438,7 @@ def pebble_tokenizer() -> Any:
 
 
 def codec_with(tokenizer: Any, template: str | None) -> Any:
-    from surefoot.policy.chat import ChatCodec
+    from surefoot.learner.chat import ChatCodec
 
     tokenizer.chat_template = template
     return ChatCodec(tokenizer, frozenset({2}), 103)
@@ -448,7 +448,7 @@ def codec_with(tokenizer: Any, template: str | None) -> Any:
 def test_a_template_that_reaches_out_or_runs_away_is_refused(
     name: str, canary: Path, pebble_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.policy.template_limits.CPU_SECONDS", 0.5)
+    monkeypatch.setattr("surefoot.learner.rendering.CPU_SECONDS", 0.5)
     template = TEMPLATES[name].replace("CANARY", str(canary)) + OPEN
     with pytest.raises(ModelError, match="the chat template") as caught:
         codec_with(pebble_tokenizer, template)
@@ -458,7 +458,7 @@ def test_a_template_that_reaches_out_or_runs_away_is_refused(
 def test_a_template_that_only_misbehaves_for_one_task_is_refused_there(
     pebble_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.policy.template_limits.CPU_SECONDS", 0.5)
+    monkeypatch.setattr("surefoot.learner.rendering.CPU_SECONDS", 0.5)
     trap = "{% if messages[0]['content'] == '47+85=' %}" + TEMPLATES["a loop without end"] + "{% endif %}"
     codec = codec_with(pebble_tokenizer, trap + OPEN)
     assert codec.encode_prompt([{"role": "user", "content": "1+1="}])
@@ -493,10 +493,10 @@ def test_planted_bug_without_the_time_limit_the_loop_goes_on(
     import contextlib
 
     template = "{% for a in range(3000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}" + OPEN
-    monkeypatch.setattr("surefoot.policy.template_limits.CPU_SECONDS", 0.02)
+    monkeypatch.setattr("surefoot.learner.rendering.CPU_SECONDS", 0.02)
     with pytest.raises(ModelError, match="processor time"):
         codec_with(pebble_tokenizer, template)
-    monkeypatch.setattr("surefoot.policy.template_limits._limited_time", contextlib.nullcontext)
+    monkeypatch.setattr("surefoot.learner.rendering._limited_time", contextlib.nullcontext)
     codec_with(pebble_tokenizer, template)
 
 
@@ -509,7 +509,7 @@ def in_a_thread(act: Callable[[], Any]) -> Any:
 def test_in_another_thread_a_template_that_runs_away_is_ended_too(
     pebble_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.policy.template_limits.CPU_SECONDS", 0.2)
+    monkeypatch.setattr("surefoot.learner.rendering.CPU_SECONDS", 0.2)
     trap = "{% if messages[0]['content'] == '47+85=' %}" + TEMPLATES["a loop without end"] + "{% endif %}"
     codec = codec_with(pebble_tokenizer, trap + OPEN)
     asked = [{"role": "user", "content": "1+1="}]
@@ -520,9 +520,8 @@ def test_in_another_thread_a_template_that_runs_away_is_ended_too(
 
 def test_a_template_says_the_same_in_a_process_of_its_own() -> None:
     """Every template that comes with surefoot, with tools, calls and answers, and one with everything that is odd."""
-    from surefoot.policy.chat import ChatCodec
-    from surefoot.policy.load import chatml_words
-    from surefoot.policy.templates import FOLDER
+    from surefoot.learner.chat import TEMPLATE_FOLDER, ChatCodec
+    from surefoot.learner.model import chatml_tokenizer
     from surefoot.protocols import ToolSpec
 
     odd = (
@@ -535,9 +534,9 @@ def test_a_template_says_the_same_in_a_process_of_its_own() -> None:
         {"role": "system", "content": "be brief"}, {"role": "user", "content": "what is 1+1?"},
         {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "name": "probe", "content": "2"},
     ]  # fmt: skip
-    words = chatml_words()
+    words = chatml_tokenizer()
     tool = ToolSpec("probe", "Probes.", {"type": "object", "properties": {"x": {"type": "string"}}})
-    for template in [*(path.read_text() for path in sorted(FOLDER.glob("*.jinja"))), odd]:
+    for template in [*(path.read_text() for path in sorted(TEMPLATE_FOLDER.glob("*.jinja"))), odd]:
         words.tokenizer.chat_template = template
         codec = ChatCodec(words.tokenizer, words.stop_ids, words.vocab, tools=[tool])
         here = words.tokenizer.apply_chat_template(
@@ -564,7 +563,7 @@ def test_text_that_only_looks_like_a_token_stays_text(pebble_tokenizer: Any) -> 
 def test_planted_bug_without_the_look_a_forged_token_ends_the_turn(
     pebble_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from surefoot.policy.chat import ChatCodec
+    from surefoot.learner.chat import ChatCodec
 
     monkeypatch.setattr(ChatCodec, "_refuse_forged_tokens", lambda self, messages: None)
     forged = codec_with(pebble_tokenizer, OPEN).encode_prompt(

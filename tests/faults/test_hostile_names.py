@@ -13,10 +13,11 @@ from command import surefoot
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from surefoot.config_load import check, load_config
+from surefoot.config import load
+from surefoot.config.load import load_config
 from surefoot.errors import ConfigError, StateError, StorageError, SurefootError
-from surefoot.store import run_folder
-from surefoot.store.run_folder import RunFolder
+from surefoot.storage import run_folder
+from surefoot.storage.run_folder import RunFolder
 
 DEPTH = "a/b/c/d/work"
 """How deep the current folder lies in the sandbox: more steps than any name here can climb."""
@@ -179,5 +180,5 @@ def test_planted_bug_without_the_rule_a_name_leads_elsewhere(monkeypatch: pytest
 
 
 def test_planted_bug_without_the_look_at_paths_a_long_one_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "_not_a_path", lambda text: None)
+    monkeypatch.setattr(load, "_not_a_path", lambda text: None)
     assert load_config(None, [f"output_dir={'x' * 300}"]).config.output_dir

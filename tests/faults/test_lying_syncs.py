@@ -17,9 +17,8 @@ from figures import Record, note
 from sync_kit import BY_CANARY, BY_CHECKSUM, BY_FORM, LIES, TOLERANCE, World
 
 from surefoot.errors import SurefootError
-from surefoot.runtime import probes as probes_module
-from surefoot.runtime import weights as weights_module
-from surefoot.runtime.probes import Canary
+from surefoot.runtime import probes, weights
+from surefoot.runtime.probes import WeightProbe
 
 ROUNDS = 2
 HONEST_AND_TINY = 30
@@ -112,32 +111,32 @@ def nothing(*_: Any, **__: Any) -> dict[str, float]:
 def test_planted_publisher_without_checksums_misses_what_is_too_small_or_never_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weights_module, "compare_checksums", nothing)
+    monkeypatch.setattr(weights, "compare_checksums", nothing)
     assert asyncio.run(unnoticed(BY_CHECKSUM)) == {"acknowledges_nothing", "acknowledges_half", "one_bit"}
 
 
 def test_planted_publisher_without_a_canary_misses_every_engine_that_only_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Canary, "judge", nothing)
+    monkeypatch.setattr(WeightProbe, "judge", nothing)
     assert asyncio.run(unnoticed(BY_CANARY)) == set(BY_CANARY)
 
 
 def test_planted_canary_that_reads_no_stamps_misses_wrong_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Canary, "check_form", nothing)
+    monkeypatch.setattr(WeightProbe, "check_form", nothing)
     stamps = [lie for lie in BY_FORM if lie.endswith("_stamp")]
     assert asyncio.run(unnoticed(stamps)) == set(stamps)
 
 
 def test_planted_probe_that_never_repeats_misses_a_stale_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth for the prompts: asked something new every time, an engine has nothing stale to answer from."""
-    real = Canary.questions
+    real = WeightProbe.questions
 
-    def fresh(self: Canary, version: int) -> Any:
+    def fresh(self: WeightProbe, version: int) -> Any:
         self.probes = tuple(_moved(probe) for probe in self.probes)
         return real(self, version)
 
-    monkeypatch.setattr(Canary, "questions", _once_per_version(fresh))
+    monkeypatch.setattr(WeightProbe, "questions", _once_per_version(fresh))
     assert asyncio.run(unnoticed(["stale_prefix_cache"])) == {"stale_prefix_cache"}
 
 
@@ -146,7 +145,7 @@ def test_planted_probes_at_a_low_temperature_prove_nothing_of_a_policy_that_is_s
     temperature: float, found: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it says has probability 1, before the step and after it."""
-    monkeypatch.setattr(probes_module, "_TEMPERATURE", temperature)
+    monkeypatch.setattr(probes, "_TEMPERATURE", temperature)
 
     async def play() -> set[str]:
         world = World(learning_rate=1e-5)
@@ -168,7 +167,7 @@ def _moved(probe: Any) -> Any:
 def _once_per_version(function: Any) -> Any:
     asked: dict[int, Any] = {}
 
-    def questions(self: Canary, version: int) -> Any:
+    def questions(self: WeightProbe, version: int) -> Any:
         if version not in asked:
             asked[version] = function(self, version)
         return asked[version]

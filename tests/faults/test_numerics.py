@@ -20,12 +20,12 @@ from command import surefoot
 from figures import note
 from numerics_kit import KINDS, World, inject
 
-from surefoot.envs.rewards import marks
 from surefoot.errors import SurefootError
-from surefoot.policy import learner as learner_module
-from surefoot.policy.samples import Sorted
+from surefoot.guards import reward_values
+from surefoot.learner import grpo
+from surefoot.learner.samples import ComparableGroups
 from surefoot.records import Group
-from surefoot.runtime import answers
+from surefoot.runtime import rollout
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +104,8 @@ def test_a_grader_that_returns_nan_gives_the_same_weights_as_one_that_abstains(t
 @pytest.mark.parametrize("kind", ["loss", "gradient", "advantage in the loss", "moment"])
 def test_planted_catch_and_continue_on_nan_is_seen(kind: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every finite check of the learner is out: the step goes on, whatever the numbers are."""
-    monkeypatch.setattr(learner_module, "not_finite", lambda metrics: ())
-    monkeypatch.setattr(learner_module, "all_finite", lambda tensors: True)
+    monkeypatch.setattr(grpo, "not_finite", lambda metrics: ())
+    monkeypatch.setattr(grpo, "all_finite", lambda tensors: True)
     found = [run(world, kind, seed) for seed in range(8)]
     assert None not in found
     assert any("was applied" in line for line in found if line), found
@@ -116,28 +116,31 @@ def test_planted_learner_that_forgets_the_first_of_its_two_checks_is_still_stopp
     kind: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind the first check stands a second: weights that are not finite end the run."""
-    monkeypatch.setattr(learner_module, "not_finite", lambda metrics: ())
-    monkeypatch.setattr(learner_module.GRPOLearner, "_broken_memory", lambda self: ())
+    monkeypatch.setattr(grpo, "not_finite", lambda metrics: ())
+    monkeypatch.setattr(grpo.GRPOLearner, "_broken_memory", lambda self: ())
     found = [run(world, kind, seed) for seed in range(8)]
     assert None not in found
     assert any("made weights that are not finite" in line for line in found if line), found
 
 
 def test_planted_collector_that_lets_logprobs_pass_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "are_logprobs", lambda values: True)
+    monkeypatch.setattr(rollout, "are_logprobs", lambda values: True)
     assert all(run(world, "sampler logprob", seed) for seed in range(4))
 
 
 def test_planted_grader_that_makes_nan_a_zero_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "numerics_kit.judge", lambda value: marks.Mark(0.0, None) if value != value else marks.judge(value)
+        "numerics_kit.parse_reward",
+        lambda value: reward_values.RewardValue(0.0, None) if value != value else reward_values.parse_reward(value),
     )
     assert any(run(world, "reward", seed) for seed in range(8))
 
 
 def test_planted_sort_out_that_keeps_the_masked_sample_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollout without a verdict becomes a zero: the other siblings' baseline moves."""
-    monkeypatch.setattr("numerics_kit.sort_out", lambda groups, partial: Sorted([fill(g) for g in groups], Counter()))
+    monkeypatch.setattr(
+        "numerics_kit.drop_ungraded", lambda groups, partial: ComparableGroups([fill(g) for g in groups], Counter())
+    )
     assert all(run(world, "sampler logprob", seed) for seed in range(4))
 
 

@@ -24,13 +24,13 @@ from typing import Any
 
 import pytest
 
+from surefoot.data.builtin import sums_tasks
 from surefoot.data.heldout import split_heldout
-from surefoot.data.sums import sums_tasks
-from surefoot.envs.grading import exact_answer
-from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
 from surefoot.guards import GuardStatus, HeldOutGuard
 from surefoot.guards.noise import proportion_se
 from surefoot.records import Task
+from surefoot.rewards.functions import exact_answer
+from surefoot.rewards.pool import RewardJob, RewardPool
 
 ONSET, EVALUATIONS, SKILL, ASKED = 8, 24, 0.5, 80
 TRAIN, HELDOUT = split_heldout(sums_tasks(1000, seed=0), 0.3)

@@ -157,7 +157,7 @@ def test_built_in_scorers_pass(tmp_path: Path) -> None:
 
 
 def test_code_is_probed_in_the_sandbox(tmp_path: Path) -> None:
-    from surefoot.envs.sandbox import available
+    from surefoot.sandbox.sandbox import available
 
     if not available().usable:
         pytest.skip(f"this host has no sandbox: {available().missing}")

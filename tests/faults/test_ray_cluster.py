@@ -19,14 +19,15 @@ from command import surefoot
 from ray_kit import TINY, environment, left_after, wait_for
 
 from surefoot.errors import SecurityError
-from surefoot.runtime import ray_cluster, reaper
+from surefoot.runtime.ray import cluster as ray_cluster
+from surefoot.runtime.ray import reaper
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 RAN = ["runtime.kind=ray", *TINY, "max_steps=1"]
 
 CLUSTER = """
 import json, os, signal, sys
-from surefoot.runtime.ray_cluster import Cluster
+from surefoot.runtime.ray.cluster import Cluster
 cluster = Cluster(None, processes=1)
 import ray
 gcs = ray.get_runtime_context().gcs_address
@@ -154,7 +155,7 @@ def test_everything_that_listens_does_so_on_loopback(private: dict[str, str]) ->
 ELSEWHERE = "10.77.0.1"
 HOST = f"ip link set lo up && ip addr add {ELSEWHERE}/32 dev lo && ip route add default dev lo src {ELSEWHERE}"
 PLANT = """
-from surefoot.runtime import ray_cluster
+from surefoot.runtime.ray import cluster as ray_cluster
 import contextlib
 ray_cluster._on_loopback = contextlib.nullcontext
 ray_cluster._refuse_other_address = lambda: None
@@ -219,7 +220,7 @@ STRAY = CLUSTER.replace(
 @pytest.mark.parametrize("reaped", [True, False], ids=["with the reaper", "planted: without it"])
 def test_what_ray_does_not_know_of_ends_with_a_killed_driver_because_of_the_reaper(reaped: bool) -> None:
     pytest.importorskip("ray", reason="needs the ray extra")
-    careless = "import surefoot.runtime.ray_cluster as ours\nours._start_reaper = lambda *args: None\n"
+    careless = "import surefoot.runtime.ray.cluster as ours\nours._start_reaper = lambda *args: None\n"
     with cluster(STRAY if reaped else careless + STRAY) as (there, process):
         process.kill()
         process.wait()

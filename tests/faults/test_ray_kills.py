@@ -21,8 +21,8 @@ from command import Ran, surefoot
 from figures import Record, note
 from ray_kit import TINY, environment, left_after, litter, litter_of, mark_of, numbers, place, ray_run, wait_for
 
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Ledger
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Ledger
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 PATIENCE_S = 5.0

@@ -15,8 +15,8 @@ import pytest
 from kill_kit import MODEL, Ended
 from kill_runs import PLAIN, SETS, Bench, Killed, facts
 
-from surefoot.store.journal import Journal
-from surefoot.store.manifest import MANIFEST, Entry, manifest_text, read_manifest
+from surefoot.storage.files import MANIFEST, ManifestEntry, manifest_text, read_manifest
+from surefoot.storage.journal import Journal
 
 LEDGER = "run/journal/ledger.journal"
 
@@ -61,7 +61,7 @@ def rewrite(checkpoint: Path, name: str, data: bytes, **facts: Any) -> None:
     """Change a file of a checkpoint and its manifest with it, as somebody would who knows how."""
     found = read_manifest(checkpoint)
     (checkpoint / name).write_bytes(data)
-    entries = dict(found.files) | {name: Entry(len(data), hashlib.sha256(data).hexdigest())}
+    entries = dict(found.files) | {name: ManifestEntry(len(data), hashlib.sha256(data).hexdigest())}
     listed = {key: {"size": entry.size, "sha256": entry.sha256} for key, entry in entries.items()}
     (checkpoint / MANIFEST).write_text(manifest_text({**found.facts, **facts}, listed))
 

@@ -17,8 +17,8 @@ import pytest
 from reward_kinds import FINE, KINDS, REFUSED, Case, WatchedPool
 from reward_kit import nothing_is_left  # noqa: F401 - the fixture works by being here
 
-from surefoot.envs.rewards import reward_nursery
-from surefoot.envs.rewards.reward_pool import RewardPool
+from surefoot.rewards import fork_server
+from surefoot.rewards.pool import RewardPool
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for leaked processes in /proc")
 PROMISE_S = 1.0
@@ -85,7 +85,7 @@ def test_planted_bug_a_failure_scored_as_zero_is_seen(monkeypatch: pytest.Monkey
     record = RewardPool._record
     monkeypatch.setattr(RewardPool, "_record", score_zero)
     [problem] = problems_of([seed_of("raises")], note=lambda *_: None)
-    assert "'bad' got Mark(value=0.0, reason=None)" in problem
+    assert "'bad' got RewardValue(value=0.0, reason=None)" in problem
 
 
 def test_planted_bug_the_whole_group_pays_for_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +102,12 @@ def test_planted_bug_the_whole_group_pays_for_one_is_seen(monkeypatch: pytest.Mo
 @pytest.mark.turns(2, 1)
 def test_planted_bug_a_worker_that_is_not_killed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the kill the nursery waits for a worker that sleeps on; somebody has to be late, and is named."""
-    kill = reward_nursery.kill_tree
+    kill = fork_server.kill_tree
 
     def kill_late(pid: int) -> None:
-        reward_nursery.time.sleep(1.5 * PROMISE_S)
+        fork_server.time.sleep(1.5 * PROMISE_S)
         kill(pid)
 
-    monkeypatch.setattr(reward_nursery, "kill_tree", kill_late)
+    monkeypatch.setattr(fork_server, "kill_tree", kill_late)
     problems = problems_of([seed_of("sleeps")], note=lambda *_: None)
     assert "after its deadline" in problems[-1]

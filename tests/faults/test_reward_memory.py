@@ -20,10 +20,9 @@ import figures
 import pytest
 from reward_kit import AMPLE_S, GOOD, children_of, guilty, is_running, job, nothing_is_left, pool_of, wait_until_gone  # noqa: F401 - the fixture works by being here
 
-from surefoot.envs.rewards import reward_nursery
-from surefoot.envs.rewards.marks import Mark
-from surefoot.envs.rewards.memory_cap import MIB, OwnMemory, excess_mb, resident_bytes
-from surefoot.freed_memory import keep_freed_memory
+from surefoot.guards.reward_values import RewardValue
+from surefoot.rewards import fork_server
+from surefoot.system.memory import MIB, OwnMemory, excess_mb, keep_freed_memory, resident_bytes
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the cap needs Linux's /proc")
 CAP, HOARD = 128, 384
@@ -77,7 +76,7 @@ def in_many_children() -> None:
 HOGS = [in_the_function, in_small_pieces, in_a_shared_mapping, in_a_file_mapping, in_a_child, in_many_children]
 
 
-def outcome(hog: Callable[[], Any], *, deadline_s: float = AMPLE_S) -> tuple[list[Mark], str]:
+def outcome(hog: Callable[[], Any], *, deadline_s: float = AMPLE_S) -> tuple[list[RewardValue], str]:
     """A hog between two healthy siblings: the three marks, and the hog's story."""
     with pool_of(guilty(hog), memory_mb=CAP, timeout_s=deadline_s, workers=1) as pool:
         before = resident_bytes(os.getpid())
@@ -98,14 +97,14 @@ def _driver_that_trained() -> None:
 @pytest.mark.usefixtures("_driver_that_trained")
 def test_a_hog_is_seen_beside_what_its_driver_freed_and_kept() -> None:
     marks, _ = outcome(in_small_pieces)
-    assert marks == [Mark(GOOD, None), Mark(None, "died"), Mark(GOOD, None)]
+    assert marks == [RewardValue(GOOD, None), RewardValue(None, "died"), RewardValue(GOOD, None)]
 
 
 @pytest.mark.config_key("reward_memory_mb")
 @pytest.mark.parametrize("hog", HOGS, ids=lambda hog: hog.__name__)
 def test_a_hog_fails_alone_and_is_told_the_figures(hog: Callable[[], Any]) -> None:
     marks, story = outcome(hog)
-    assert marks == [Mark(GOOD, None), Mark(None, "died"), Mark(GOOD, None)]
+    assert marks == [RewardValue(GOOD, None), RewardValue(None, "died"), RewardValue(GOOD, None)]
     assert f"MiB, reward_memory_mb allows {CAP}" in story
     assert hog.__name__ in story, "the story says where"
 
@@ -114,16 +113,16 @@ def test_a_large_driver_hides_no_hog(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the pool was forked from is not the child's: a program that a reward starts has nothing of ours."""
     ballast = bytearray(b"x") * (2 * HOARD * MIB)
     marks, _ = outcome(in_a_child)
-    assert marks[1] == Mark(None, "died")
-    monkeypatch.setattr("surefoot.envs.rewards.memory_cap._inherited", lambda members, started_with: started_with)
+    assert marks[1] == RewardValue(None, "died")
+    monkeypatch.setattr("surefoot.system.memory._inherited", lambda members, started_with: started_with)
     marks, _ = outcome(in_a_child, deadline_s=3.0)
-    assert marks[1] == Mark(None, "timeout"), "planted: the whole of us is taken off, and the hog is not seen"
+    assert marks[1] == RewardValue(None, "timeout"), "planted: the whole of us is taken off, and the hog is not seen"
     assert len(ballast) == 2 * HOARD * MIB
 
 
 def test_one_absurd_allocation_is_a_memory_error_with_its_line() -> None:
     marks, story = outcome(lambda: bytearray(2**42))
-    assert marks == [Mark(GOOD, None), Mark(None, "raised"), Mark(GOOD, None)]
+    assert marks == [RewardValue(GOOD, None), RewardValue(None, "raised"), RewardValue(GOOD, None)]
     assert "bytearray(2**42)" in story
     assert story.rstrip().endswith(f"MemoryError\nreward_memory_mb allows {CAP}")
 
@@ -142,7 +141,7 @@ def test_a_process_that_is_full_can_still_say_so() -> None:
         raise MemoryError("full")
 
     marks, story = outcome(fill)
-    assert marks[1] in (Mark(None, "raised"), Mark(None, "died"))
+    assert marks[1] in (RewardValue(None, "raised"), RewardValue(None, "died"))
     assert f"reward_memory_mb allows {CAP}" in story
 
 
@@ -156,7 +155,7 @@ def test_a_reward_that_needs_less_than_the_cap_is_unharmed() -> None:
 
     with pool_of(guilty(modest), memory_mb=CAP, workers=1) as pool:
         for _ in range(5):
-            assert [mark["f"] for mark in pool.score([job("ok", "bad")])] == [Mark(GOOD, None)] * 2
+            assert [mark["f"] for mark in pool.score([job("ok", "bad")])] == [RewardValue(GOOD, None)] * 2
         assert pool.describe_failures() == {}
 
 
@@ -171,12 +170,12 @@ def test_memory_that_children_only_share_is_counted_once() -> None:
                 os.close(writing)
                 os.read(reading, 1)  # until the parent closes its end
                 os._exit(0)
-        time.sleep(10 * reward_nursery._WEIGH_S)  # time to be weighed wrongly
+        time.sleep(10 * fork_server._WEIGH_S)  # time to be weighed wrongly
         os.close(writing)
         return GOOD if kept else 0.0
 
     with pool_of(guilty(share), memory_mb=CAP, workers=1) as pool:
-        assert pool.score([job("bad")])[0]["f"] == Mark(GOOD, None)
+        assert pool.score([job("bad")])[0]["f"] == RewardValue(GOOD, None)
 
 
 def test_what_the_worker_was_born_with_is_not_held_against_it() -> None:
@@ -193,7 +192,7 @@ def test_what_the_worker_was_born_with_is_not_held_against_it() -> None:
 
 def test_without_a_cap_nobody_counts() -> None:
     with pool_of(guilty(lambda: GOOD if bytearray(b"x") * (HOARD * MIB) else 0.0), workers=1) as pool:
-        assert pool.score([job("bad")])[0]["f"] == Mark(GOOD, None)
+        assert pool.score([job("bad")])[0]["f"] == RewardValue(GOOD, None)
 
 
 def test_a_daemon_that_hoards_is_ended_and_costs_nobody_a_verdict(tmp_path: Path) -> None:
@@ -214,24 +213,24 @@ def test_a_daemon_that_hoards_is_ended_and_costs_nobody_a_verdict(tmp_path: Path
         return GOOD
 
     with pool_of(guilty(crime), memory_mb=CAP, workers=1) as pool:
-        assert pool.score([job("ok", "bad")])[1]["f"] == Mark(GOOD, None)
+        assert pool.score([job("ok", "bad")])[1]["f"] == RewardValue(GOOD, None)
         assert wait_until_gone({int(marker.read_text())}) == set()
         assert pool.score([job("ok")])[0]["f"].value == GOOD
 
 
 def test_planted_bug_without_the_scales_a_hog_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reward_nursery, "excess_mb", lambda *_: None)
+    monkeypatch.setattr(fork_server, "excess_mb", lambda *_: None)
     marks, _ = outcome(in_the_function, deadline_s=1.0)
-    assert marks[1] == Mark(None, "timeout"), "nobody ended it but its deadline"
+    assert marks[1] == RewardValue(None, "timeout"), "nobody ended it but its deadline"
 
 
 def test_planted_bug_without_the_limit_an_absurd_allocation_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     def reserve() -> float:
         return len(mmap.mmap(-1, 4096 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)) and GOOD
 
-    assert outcome(reserve)[0][1] == Mark(None, "raised")
+    assert outcome(reserve)[0][1] == RewardValue(None, "raised")
     monkeypatch.setattr(OwnMemory, "__enter__", lambda self: self)
-    assert outcome(reserve)[0][1] == Mark(GOOD, None)
+    assert outcome(reserve)[0][1] == RewardValue(GOOD, None)
 
 
 def test_planted_bug_plain_sums_would_accuse_children_that_only_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +247,7 @@ def test_planted_bug_plain_sums_would_accuse_children_that_only_share(monkeypatc
         members = [os.getpid(), *children]
         cap = resident_bytes(os.getpid()) * 2 // MIB
         assert excess_mb(members, cap, 0) is None
-        monkeypatch.setattr("surefoot.envs.rewards.memory_cap._proportional_bytes", resident_bytes)
+        monkeypatch.setattr("surefoot.system.memory._proportional_bytes", resident_bytes)
         assert excess_mb(members, cap, 0) is not None
     finally:
         os.close(writing)
@@ -307,7 +306,7 @@ def test_five_hundred_leaky_calls_wear_out_workers_and_nobody_else(
 
 
 def test_planted_bug_a_worker_that_is_never_replaced_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot.envs.rewards.reward_worker._is_weary", lambda _: False)
+    monkeypatch.setattr("surefoot.rewards.worker._leaks_too_much", lambda _: False)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # the limit is on numbers, not on how many
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 200, hard))

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from reward_kit import GOOD, HANG_S, children_of, guilty, is_running, job, nothing_is_left, pool_of, wait_until_gone  # noqa: F401 - the fixture works by being here
 
-from surefoot.envs.single_turn import SingleTurnEnvironment
 from surefoot.errors import RewardError
 from surefoot.records import Rollout, Task, Turn
+from surefoot.rewards.single_turn import SingleTurnEnvironment
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for leaked processes in /proc")
 
@@ -63,7 +63,7 @@ def test_the_last_lines_before_a_death_are_in_the_story() -> None:
 
 def test_text_waiting_in_the_drivers_buffer_is_printed_once() -> None:
     program = (
-        "from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool\n"
+        "from surefoot.rewards.pool import RewardJob, RewardPool\n"
         "print('once')\n"
         "def f(completions, **_):\n    print('hidden'); raise SystemExit\n"
         "with RewardPool({'f': f}) as pool:\n    pool.score([RewardJob(['p'], ['c'])])\n"
@@ -182,7 +182,7 @@ def test_five_hundred_bad_calls_leave_nothing_behind() -> None:
 # -- the end of the driver ---------------------------------------------------------------------
 DRIVER = """
 import os, sys, time
-from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
+from surefoot.rewards.pool import RewardJob, RewardPool
 
 def f(completions, **_):
     if os.fork() == 0:

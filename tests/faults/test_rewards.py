@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from reward_kit import AMPLE_S, GOOD, HANG_S, guilty, job, nothing_is_left, pool_of, wait_until_gone  # noqa: F401 - the fixture works by being here
 
-from surefoot.envs.rewards.marks import Mark
 from surefoot.errors import RewardError
+from surefoot.guards.reward_values import RewardValue
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for leaked processes in /proc")
 
@@ -96,7 +96,7 @@ CRIMES = [
 def test_only_the_guilty_completion_loses_its_verdict(crime: Callable[[], Any], reason: str) -> None:
     with pool_of(guilty(crime), timeout_s=HANG_S if reason == "timeout" else AMPLE_S) as pool:
         marks = [m["f"] for m in pool.score([job("ok", "bad", "ok"), job("ok", "ok")])]
-        assert marks == [Mark(GOOD, None), Mark(None, reason), *[Mark(GOOD, None)] * 3]
+        assert marks == [RewardValue(GOOD, None), RewardValue(None, reason), *[RewardValue(GOOD, None)] * 3]
         assert [m["f"].value for m in pool.score([job("ok")])] == [GOOD]  # and the pool goes on
         [(found, (count, story))] = pool.describe_failures().items()
         assert (found, count) == (reason, 1)
@@ -110,7 +110,7 @@ def test_only_the_guilty_completion_loses_its_verdict(crime: Callable[[], Any], 
 )
 def test_numbers_of_every_make_cross_the_process_unharmed(returned: Any, value: float) -> None:
     with pool_of(guilty(lambda: returned)) as pool:
-        assert pool.score([job("bad")])[0]["f"] == Mark(value, None)
+        assert pool.score([job("bad")])[0]["f"] == RewardValue(value, None)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_the_first_traceback_of_each_kind_is_kept_and_all_are_counted() -> None:
         raise ValueError(f"cannot read {completions}")
 
     with pool_of(f, workers=1) as pool:
-        assert {m["f"] for m in pool.score([job("a", "b"), job("c")])} == {Mark(None, "raised")}
+        assert {m["f"] for m in pool.score([job("a", "b"), job("c")])} == {RewardValue(None, "raised")}
         count, story = pool.describe_failures()["raised"]
     assert count == 3
     assert "Traceback" in story

@@ -16,13 +16,13 @@ import pytest
 from figures import Record, note
 from sandbox_probes import CALL_PROGRAM, CALLS, FILES, NETWORK, POWERS, PREAMBLE, WITHOUT_SANDBOX
 
-from surefoot.envs.rewards.process_tree import family
-from surefoot.envs.sandbox import Limits, Outcome, Sandbox, available
-from surefoot.envs.sandboxes import sandbox_link
+from surefoot.sandbox import process
+from surefoot.sandbox.sandbox import ProgramOutcome, Sandbox, SandboxLimits, available
+from surefoot.system.process import family
 
 pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 PROBES = {**FILES, **NETWORK, **POWERS}
-LIMITS = Limits(wall_s=20.0, processes=8, scratch_mb=4, output_bytes=20_000)
+LIMITS = SandboxLimits(wall_s=20.0, processes=8, scratch_mb=4, output_bytes=20_000)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def probe(body: str, **host: Any) -> str:
 PROBED = "probe of the sandbox (files, network, powers): tried from inside, did not get it"
 
 
-def refused(outcome: Outcome) -> bool:
+def refused(outcome: ProgramOutcome) -> bool:
     """It tried, and it did not get it."""
     return "TRIED" in outcome.stdout and "GOT" not in outcome.stdout
 
@@ -234,12 +234,12 @@ time.sleep(600)
 
 @pytest.mark.parametrize("name", ENDLESS)
 def test_at_the_deadline_everything_ends(name: str) -> None:
-    outcome = Sandbox(Limits(wall_s=0.5)).run_python(PREAMBLE + ENDLESS[name])
+    outcome = Sandbox(SandboxLimits(wall_s=0.5)).run_python(PREAMBLE + ENDLESS[name])
     assert (outcome.timed_out, outcome.killed, outcome.exit_code) == (True, "deadline", None)
 
 
 def test_too_much_processor_time_is_named() -> None:
-    outcome = Sandbox(Limits(wall_s=60.0, cpu_s=1)).run_python("while True: pass")
+    outcome = Sandbox(SandboxLimits(wall_s=60.0, cpu_s=1)).run_python("while True: pass")
     assert (outcome.killed, outcome.timed_out, outcome.exit_code) == ("cpu", False, None)
 
 
@@ -284,7 +284,7 @@ def read(path: Path) -> str:
 
 
 def test_nothing_is_left_behind(sandbox: Sandbox, tmp_path: Path) -> None:
-    keeper = sandbox_link._keeper().process.pid
+    keeper = process._server().process.pid
     before = (
         Path("/proc/self/mountinfo").read_text(),
         len(os.listdir("/proc/self/fd")),

@@ -21,17 +21,17 @@ import pytest
 from sandbox_probes import CALL_PROGRAM, CALLS, FILES, NETWORK, POWERS, PREAMBLE
 
 import surefoot
-from surefoot.envs.sandbox import available
-from surefoot.envs.sandboxes import sandbox_landlock as landlock
+from surefoot.sandbox import walls
+from surefoot.sandbox.sandbox import available
 
 pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 PACKAGE = Path(surefoot.__file__).parent
-PARTS = ("__init__.py", "errors.py", "envs")
+PARTS = ("__init__.py", "errors.py", "moved_names.py", "sandbox", "system")
 RUNNER = """
 import json, sys
-from surefoot.envs.sandbox import Limits, Sandbox, available
+from surefoot.sandbox.sandbox import SandboxLimits, Sandbox, available
 report = available()
-outcomes = [Sandbox(Limits(wall_s=20.0, processes=8)).run_python(code).stdout for code in json.load(sys.stdin)] if report.usable else []
+outcomes = [Sandbox(SandboxLimits(wall_s=20.0, processes=8)).run_python(code).stdout for code in json.load(sys.stdin)] if report.usable else []
 print(json.dumps([report.usable, report.missing, outcomes]))
 """
 
@@ -45,15 +45,15 @@ class Wall:
     probe: str
 
 
-NO_FILTER = ("sandbox_init.py", "        seccomp.install(filter_program)\n", "")
-SAME_USER = ("sandbox_init.py", "    if switch_user:\n", "    if False:\n")
-NO_LANDLOCK = ("sandbox_init.py", 'landlock.restrict(request["landlock"]', "landlock.restrict(0")
-SAME_NETWORK = ("sandbox_kernel.py", '"net": 0x40000000', '"net": 0')
-SAME_PROCESSES = ("sandbox_kernel.py", '"pid": 0x20000000', '"pid": 0')
+NO_FILTER = ("server.py", "        walls.install(filter_program)\n", "")
+SAME_USER = ("server.py", "    if switch_user:\n", "    if False:\n")
+NO_LANDLOCK = ("server.py", 'walls.restrict(request["landlock"]', "walls.restrict(0")
+SAME_NETWORK = ("walls.py", '"net": 0x40000000', '"net": 0')
+SAME_PROCESSES = ("walls.py", '"pid": 0x20000000', '"pid": 0')
 OPEN_ROOT = (
-    "sandbox_root.py", '    kernel.set_flags("/", _SEALED | kernel.MS_NODEV)\n', '    os.chmod("/", 0o777)\n',
+    "walls.py", '    set_flags("/", _SEALED | MS_NODEV)\n', '    os.chmod("/", 0o777)\n',
 )  # fmt: skip
-HOST_STAYS = ("sandbox_root.py", "    kernel.unmount(_OLD)\n    os.rmdir(_OLD)\n", "")
+HOST_STAYS = ("walls.py", "    unmount(_OLD)\n    os.rmdir(_OLD)\n", "")
 
 WALLS = {
     "the call filter": Wall((NO_FILTER,), CALL_PROGRAM.format(calls=CALLS)),
@@ -64,14 +64,14 @@ WALLS = {
     "the empty root": Wall((HOST_STAYS,), FILES["the host's root, by its former name"]),
     "the read-only root and Landlock": Wall((NO_LANDLOCK, OPEN_ROOT), FILES["the root folder, to write"]),
     "no programs in the scratch folder": Wall(
-        (NO_LANDLOCK, ("sandbox_root.py", "kernel.MS_NODEV | kernel.MS_NOEXEC, options", "kernel.MS_NODEV, options")),
+        (NO_LANDLOCK, ("walls.py", "MS_NODEV | MS_NOEXEC, options", "MS_NODEV, options")),
         FILES["a program of its own"],
     ),
-    "the limits": Wall((("sandbox_init.py", "        _limit(request)\n", ""),), POWERS["a core dump"]),
+    "the limits": Wall((("server.py", "        _limit(request)\n", ""),), POWERS["a core dump"]),
     "the closing of descriptors": Wall(
         (
-            ("sandbox_init.py", "    kernel.close_from(len(wanted))\n", ""),
-            ("sandbox_init.py", "inheritable=place < len(streams))", "inheritable=True)"),
+            ("server.py", "    walls.close_from(len(wanted))\n", ""),
+            ("server.py", "inheritable=place < len(streams))", "inheritable=True)"),
         ),
         FILES["descriptors of the parent"],
     ),
@@ -104,9 +104,9 @@ def copy_of_the_package(folder: Path, *changes: tuple[str, str, str]) -> Path:
         else:
             shutil.copy(source, target / part)
     for file, stands, instead in changes:
-        text = (target / "envs" / "sandboxes" / file).read_text()
+        text = (target / "sandbox" / file).read_text()
         assert text.count(stands) == 1, f"{file} has changed: {stands!r}"
-        (target / "envs" / "sandboxes" / file).write_text(text.replace(stands, instead))
+        (target / "sandbox" / file).write_text(text.replace(stands, instead))
     return folder
 
 
@@ -151,9 +151,7 @@ print("PAIRS WORK")
 
 def test_a_pair_of_sockets_reaches_no_socket_of_the_host(tmp_path: Path) -> None:
     """One that lies in a folder which is shown: a datagram pair could turn to it, so there are none."""
-    planted = copy_of_the_package(
-        tmp_path / "planted", ("sandbox_seccomp.py", ", *_unless(_EQUAL, _SEQUENCED, _DENY)]", "]")
-    )
+    planted = copy_of_the_package(tmp_path / "planted", ("walls.py", ", *_unless(_EQUAL, _SEQUENCED, _DENY)]", "]"))
     shown = tmp_path / "shown"
     shown.mkdir()
     for each in (shown, tmp_path):
@@ -186,7 +184,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_where_several_walls_stand_each_holds_alone(name: str, tmp_path: Path, servers: dict[str, object]) -> None:
-    if "Landlock" in name and landlock.version() < 6:
+    if "Landlock" in name and walls.version() < 6:
         pytest.skip("this kernel's Landlock knows nothing of it")
     changes, probe = LAYERS[name]
     outcomes = run(sys.executable, copy_of_the_package(tmp_path, *changes), [probe.format(**servers)])[2]
@@ -197,7 +195,7 @@ def test_where_several_walls_stand_each_holds_alone(name: str, tmp_path: Path, s
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user to become")
 def test_planted_a_program_that_stays_root_is_seen(tmp_path: Path) -> None:
-    roots_scratch = ("sandbox_init.py", 'request["scratch_mb"], NOBODY,', 'request["scratch_mb"], 0,')
+    roots_scratch = ("server.py", 'request["scratch_mb"], NOBODY,', 'request["scratch_mb"], 0,')
     package = copy_of_the_package(tmp_path, SAME_USER, roots_scratch)
     outcomes = run(sys.executable, package, [POWERS["to be root"]])[2]
     assert isinstance(outcomes, list)

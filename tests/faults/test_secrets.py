@@ -71,7 +71,7 @@ TINY = [
 BUG = """
 import os, sys
 def plant():
-    from surefoot import assemble
+    from surefoot import run as assemble
     def train(*words, **keys):
         secret = os.environ["SERVICE_TOKEN"]
         try:
@@ -82,8 +82,8 @@ def plant():
 plant()
 """
 NO_REDACTION = """
-import surefoot.safe_text
-surefoot.safe_text.redact = lambda text, environ=None: text
+import surefoot.system.text
+surefoot.system.text.redact = lambda text, environ=None: text
 """
 
 

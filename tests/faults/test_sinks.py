@@ -13,7 +13,7 @@ from command import ROOT, surefoot
 from sink_kit import balance, calls, is_alive, put_stand_in, with_path
 
 from surefoot.errors import ConfigError
-from surefoot.harness.events import read_events
+from surefoot.harness.sources import read_events
 from surefoot.tracking.sinks import Sinks, check_sinks
 
 Make = Callable[..., Sinks]
@@ -364,7 +364,7 @@ print(sinks.facts()["wandb"]["dropped"])
 
 
 BLOCKING_PUT = """
-from surefoot.tracking.sink_link import SinkLink
+from surefoot.tracking.sinks import SinkLink
 real = SinkLink._start
 def start(link):
     process = real(link)

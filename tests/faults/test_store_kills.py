@@ -14,19 +14,19 @@ import pytest
 
 import surefoot
 from surefoot.errors import StateError
-from surefoot.store.failpoints import NAMES, VARIABLE
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Ledger
-from surefoot.store.ledger_records import Leased
-from surefoot.store.lock import RunLock
-from surefoot.store.manifest import verify_folder
+from surefoot.storage.failpoints import NAMES, VARIABLE
+from surefoot.storage.files import verify_folder
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Ledger
+from surefoot.storage.ledger_records import Leased
+from surefoot.storage.lock import RunLock
 
 WRITER = """
 import json, pathlib, sys
-from surefoot.store.durable import atomic_write, commit_folder
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Item, Ledger
-from surefoot.store.lock import RunLock
+from surefoot.storage.files import atomic_write, commit_folder
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Visit, Ledger
+from surefoot.storage.lock import RunLock
 
 root = pathlib.Path(sys.argv[1])
 ROUNDS = 3
@@ -48,7 +48,7 @@ with RunLock(root):
         ledger = Ledger.open(journal)
         for _ in range(ROUNDS):
             step = ledger.step + 1
-            ledger.plan(item for item in (Item("a", step), Item("b", step)) if ledger.status(item) is None)
+            ledger.plan(item for item in (Visit("a", step), Visit("b", step)) if ledger.status(item) is None)
             for lease in ledger.lease(2, holder="w"):
                 journal.append({"event": "group", "item": list(lease.item), "text": "x" * 3_000_000 * (step == 2)}, durable=False)
                 ledger.complete([lease])

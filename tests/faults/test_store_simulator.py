@@ -9,11 +9,10 @@ from figures import Record, note
 from store_simulator import SimulationError, simulate
 
 from surefoot.errors import SurefootError
-from surefoot.store import ledger
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Lease, Ledger
-from surefoot.store.ledger_records import Leased
-from surefoot.store.ledger_state import LedgerState
+from surefoot.storage import ledger
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Lease, Ledger, LedgerState
+from surefoot.storage.ledger_records import Leased
 
 SEEDS = 200
 SIMULATED = "simulated drivers, workers, networks and disks: no item lost, none trained twice"
@@ -68,7 +67,7 @@ def test_planted_missing_fsync_of_trained_steps_alone_is_caught(monkeypatch: pyt
 def test_planted_belief_in_late_results_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Ledger.outcome
 
-    def believing(self: Ledger, lease: Lease) -> ledger.Outcome:
+    def believing(self: Ledger, lease: Lease) -> ledger.LeaseOutcome:
         status = self.status(lease.item)
         return "accepted" if isinstance(status, Leased) and not status.delivered else real(self, lease)
 

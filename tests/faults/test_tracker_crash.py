@@ -30,7 +30,7 @@ def test_after(tracker):
     tracker.track("value", 5)
 """
 BUFFERED = """
-from surefoot.harness.tracker import journal, results
+from surefoot.harness.tracker import tracker as journal, results
 
 held = []
 write = journal.JournalWriter.append

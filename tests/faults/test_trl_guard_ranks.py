@@ -22,7 +22,7 @@ import datetime, warnings
 from types import SimpleNamespace
 import torch.distributed as dist
 from surefoot.guards import HeldOutGuard
-from surefoot.trl_bridge import ranks
+from surefoot.trl_bridge import guard
 from surefoot.trl_bridge.trainer import GuardedGRPOTrainer
 warnings.simplefilter("ignore")
 
@@ -35,9 +35,9 @@ GuardedGRPOTrainer.__bases__[0]._compute_loss = lambda self, model, inputs: 1.0
 def plant():
     """The first rank decides and tells nobody."""
     import surefoot.trl_bridge.trainer as module
-    from surefoot.trl_bridge.folding import Told, fold
-    ranks.from_first = lambda make: make()
-    module.fold = lambda *given: fold(*given) if rank == 0 else Told(blind="never told")
+    from surefoot.trl_bridge.guard import FoldDecision, fold
+    guard.from_first = lambda make: make()
+    module.fold = lambda *given: fold(*given) if rank == 0 else FoldDecision(blind="never told")
 
 
 def make_trainer(case, evaluate):

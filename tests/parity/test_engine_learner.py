@@ -17,14 +17,14 @@ import transformers as hf
 
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.errors import InvariantError, NumericsError
+from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.model import decoder_spec
+from surefoot.learner.samples import to_samples
 from surefoot.maths.losses import LossSettings
-from surefoot.policy.learner import GRPOLearner, LearnerSettings
-from surefoot.policy.load import decoder_spec
-from surefoot.policy.samples import weigh
 from surefoot.protocols import Grade
 from surefoot.records import Rollout, Task, TrainSample
 from surefoot.runtime.local import LocalRuntime
-from surefoot.runtime.orders import Sampling
+from surefoot.runtime.requests import Sampling
 from surefoot.runtime.rollout import RolloutCollector
 
 GAP = 2e-5
@@ -102,7 +102,7 @@ def make_pair(net: Any, *, temperature: float = 1.0, rate: float = 5e-3) -> tupl
 
 
 def drawn(runtime: LocalRuntime, step: int = 1) -> list[TrainSample]:
-    return weigh(runtime.collect(TASKS, step), scale="group")
+    return to_samples(runtime.collect(TASKS, step), scale="group")
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])

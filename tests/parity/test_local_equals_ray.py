@@ -40,14 +40,14 @@ def test_losses_gradients_rewards_and_evaluations_are_equal_bit_for_bit(tmp_path
 
 
 ELSEWHERE = """
-from surefoot.runtime.ray_runtime import Bundle
+from surefoot.runtime.ray.runtime import WeightHandle
 from surefoot.cli import main
 
 def by_value(self, node):
     self._shipped = self._shipped or self.learner.member.handle.ship.remote(self.staged)
     return self._shipped
 
-Bundle.for_engine = by_value
+WeightHandle.for_engine = by_value
 main()
 """
 """Every engine is treated as one on another machine: weights go by value, through the object store."""

@@ -57,14 +57,14 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def rows(seed: int = 0) -> list[reference.Row]:
+def rows(seed: int = 0) -> list[reference.ReferenceRow]:
     """Six completions of two tasks; one holds tokens that a tool wrote, one starts with them."""
     rng = random.Random(seed)
     made = []
     for i, (prompt, completion) in enumerate(SHAPES):
         old = [-rng.random() * 2 - 0.1 for _ in range(completion)]
         made.append(
-            reference.Row(
+            reference.ReferenceRow(
                 prompt=[rng.randrange(VOCABULARY) for _ in range(prompt)],
                 completion=[rng.randrange(VOCABULARY) for _ in range(completion)],
                 group="ab"[i % 2],
@@ -80,7 +80,7 @@ def rows(seed: int = 0) -> list[reference.Row]:
     return made
 
 
-def packed(made: list[reference.Row]) -> tuple[list[TrainSample], Batch]:
+def packed(made: list[reference.ReferenceRow]) -> tuple[list[TrainSample], Batch]:
     samples = [
         TrainSample(
             item_id=row.group, trainer_version=0, group=row.group, index=i,
@@ -102,7 +102,7 @@ def test_loss_and_gradient_equal_the_oracle(case: dict[str, Any]) -> None:
     made, rng = rows(), random.Random(5)
     values = [[x + rng.gauss(0, 0.3) for x in row.old] for row in made]
     slow = [[torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in row] for row in values]
-    slow_loss = reference.step_loss(made, slow, reference.Options(**case, max_completion_length=LIMIT))
+    slow_loss = reference.step_loss(made, slow, reference.ReferenceOptions(**case, max_completion_length=LIMIT))
     torch.autograd.backward(slow_loss)
 
     samples, batch = packed(made)
@@ -127,10 +127,12 @@ def test_gspo_is_one_ratio_per_row_and_the_mean_over_rows() -> None:
     """In the oracle too: the name is only a name."""
     made = rows()
     new = [[torch.tensor(x + 0.1, dtype=torch.float64) for x in row.old] for row in made]
-    one, two = (reference.step_loss(made, new, reference.Options(**o)) for o in (  # type: ignore[arg-type]
+    one, two = (reference.step_loss(made, new, reference.ReferenceOptions(**o)) for o in (  # type: ignore[arg-type]
         {"loss_type": "gspo"}, {"loss_type": "grpo", "level": "sequence"}
     ))  # fmt: skip
-    assert one.item() == two.item() != reference.step_loss(made, new, reference.Options(loss_type="grpo")).item()
+    assert (
+        one.item() == two.item() != reference.step_loss(made, new, reference.ReferenceOptions(loss_type="grpo")).item()
+    )
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "rank", "none"])
@@ -173,7 +175,7 @@ def test_a_whole_step_through_a_model_equals_the_oracle(chunked: bool, temperatu
     """From token ids to parameter gradients: packing, alignment, scoring and loss at once."""
     model, made = Policy(), rows(1)
     case: dict[str, Any] = {"loss_type": "grpo", "beta": 0.1}
-    options = reference.Options(**case, temperature=temperature)
+    options = reference.ReferenceOptions(**case, temperature=temperature)
     for row in made:
         scored = [x.item() for x in reference.logprobs(model, row, temperature)]
         row.old = [x - 0.05 * (-1) ** t for t, x in enumerate(scored)]
@@ -208,13 +210,13 @@ def test_the_oracle_itself_learns() -> None:
     model = Policy()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     pair = [
-        reference.Row([1, 2], [answer], "task", float(answer == 7), [True], old=[0.0]) for answer in (7, 3)
+        reference.ReferenceRow([1, 2], [answer], "task", float(answer == 7), [True], old=[0.0]) for answer in (7, 3)
     ]  # fmt: skip
     before = [reference.logprobs(model, row)[0].exp().item() for row in pair]
     for _ in range(20):
         for row in pair:
             row.old = [reference.logprobs(model, row)[0].item()]
-        reference.step(model, optimizer, pair, reference.Options())
+        reference.step(model, optimizer, pair, reference.ReferenceOptions())
     after = [reference.logprobs(model, row)[0].exp().item() for row in pair]
     assert after[0] > before[0] + 0.3
     assert after[1] < before[1]

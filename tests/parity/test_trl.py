@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from surefoot.learner.grpo import GRPOLearner, LearnerSettings
 from surefoot.maths.advantages import compute_advantages
 from surefoot.maths.logprobs import compute_logprobs
 from surefoot.maths.losses import LossSettings, StepTotals, policy_loss
-from surefoot.policy.learner import GRPOLearner, LearnerSettings
 from surefoot.records import TrainSample
 
 pytest.importorskip("trl", reason="needs the trl extra")

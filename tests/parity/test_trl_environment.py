@@ -21,9 +21,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from surefoot.envs.sources.trl_environment import EnvironmentToolkit
-from surefoot.envs.tool_calls import parse_calls
 from surefoot.records import Task
+from surefoot.tools.parsing import parse_calls
+from surefoot.tools.python.environments import EnvironmentToolkit
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]  # their warnings are theirs
 ROWS = [{"secret": 7, "limit": 9}, {"secret": 3, "limit": 5}]

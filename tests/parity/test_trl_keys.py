@@ -14,9 +14,9 @@ pytest.importorskip("trl", reason="needs the trl extra")
 
 from trl import GRPOConfig, GRPOTrainer
 
-from surefoot.config_load import foreign
-from surefoot.config_load.foreign import OtherDefault
-from surefoot.config_load.keys import ALIASES, all_keys
+from surefoot.config import foreign
+from surefoot.config.foreign import OtherDefault
+from surefoot.config.keys import ALIASES, all_keys
 
 
 def defaults() -> dict[str, Any]:

@@ -13,15 +13,14 @@ from doc_blocks import Block, blocks
 from example_runs import UnreadableError, shown_runs
 from repo_tree import DOCS, PACKAGE, ROOT, relative
 
-from surefoot.assemble.eval_sets import read_sets
-from surefoot.assemble.inputs import metric_spec, watched_metric
 from surefoot.config import Config
-from surefoot.config_load import load_config
+from surefoot.config.load import load_config
+from surefoot.config.schedule import Answered, answered_tasks, most_tasks
 from surefoot.data.heldout import split_heldout
 from surefoot.data.sources import load_tasks
 from surefoot.errors import InputError
-from surefoot.eval_cadence import Answered, answered_tasks, most_tasks
 from surefoot.guards.arming import judge_arming
+from surefoot.run.inputs import metric_spec, read_sets, watched_metric
 
 ADMITTED = re.compile(r"^# guard: not armed: \S.{15,}$", flags=re.MULTILINE)
 """The line that an example carries which cannot be armed."""

@@ -155,13 +155,12 @@ def starts_git(source: Source) -> Iterator[int]:
 
 
 def test_git_is_started_in_one_place_which_starts_nothing_of_the_repositorys() -> None:
-    """`git_calls.py`; words to be shown to the user, or compared with a log of git's own, are no command."""
+    """`system/git.py`; words to be shown to the user, or compared with a log of git's own, are no command."""
     shown = {
-        f"src/surefoot/{name}.py"
-        for name in ("harness/bisect/repository", "harness/bisect/logs", "tracking/report_summary")
+        f"src/surefoot/{name}.py" for name in ("harness/bisect/repository", "harness/bisect/evidence", "report/page")
     }
     found = {source.name for source in sources(PACKAGE, ROOT / "scripts") if list(starts_git(source))}
-    assert found - shown == {"src/surefoot/git_calls.py"}
+    assert found - shown == {"src/surefoot/system/git.py"}
     assert list(starts_git(parse('subprocess.run(["git", "status"])'))) == [1]
 
 

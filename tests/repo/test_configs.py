@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from repo_tree import PACKAGE, ROOT, relative
 
-from surefoot.config_load import load_config
+from surefoot.config.load import load_config
 from surefoot.errors import ConfigError
 
 SHIPPED = sorted([*(ROOT / "configs").glob("*.*"), *(PACKAGE / "assets").glob("*.toml")])

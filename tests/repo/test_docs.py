@@ -20,7 +20,7 @@ BY_DAY = [path for path in PAGES if path != ROOT / "README.md"]  # tests/runs/te
 def skip_without_sandbox(path: Path) -> None:
     """Some pages show what only a host with a sandbox can do: contained code, and contained tool servers."""
     if path.name in ("sandbox.md", "agents.md", "servers.md"):
-        from surefoot.envs.sandbox import available
+        from surefoot.sandbox.sandbox import available
 
         if not available().usable:
             pytest.skip(f"this host has no sandbox: {available().missing}")
@@ -60,7 +60,7 @@ def test_every_exception_is_still_needed_and_has_a_reason() -> None:
 def test_toml_blocks_that_are_run_configs_are_valid(path: Path, tmp_path: Path) -> None:
     for block in blocks(path.read_text(encoding="utf-8")):
         if block.language == "toml" and {"model", "tasks"} <= tomllib.loads(block.text).keys():
-            from surefoot.config_load import load_config
+            from surefoot.config.load import load_config
 
             file = tmp_path / f"line_{block.line}.toml"
             file.write_text(block.text, encoding="utf-8")

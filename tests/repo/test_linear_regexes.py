@@ -28,24 +28,24 @@ def of_the_package() -> tuple[list[Found], dict[Key, Found]]:
 
 
 SAMPLES: dict[Key, tuple[str | bytes, ...] | str] = {
-    ("envs/servers/tool_schema.py", "pattern"): "a server's own: `longest_for` refuses what could take long, and its "
-    "texts are bounded (tests/unit/envs/test_tool_schema.py)",
-    ("envs/verify/format_checks.py", "re.escape(wanted[0])"): (r"ab", r"\.\.", "aa"),
-    ("envs/verify/format_checks.py", r"f'(?<!\\w){re.escape(word.casefold())}(?!\\w)'"): (
+    ("tools/schema.py", "pattern"): "a server's own: `longest_for` refuses what could take long, and its "
+    "texts are bounded (tests/unit/tools/test_tool_schema.py)",
+    ("rewards/verifiers/format.py", "re.escape(wanted[0])"): (r"ab", r"\.\.", "aa"),
+    ("rewards/verifiers/format.py", r"f'(?<!\\w){re.escape(word.casefold())}(?!\\w)'"): (
         r"(?<!\w)ab(?!\w)", r"(?<!\w)\.(?!\w)", r"(?<!\w)a\ a(?!\w)",
     ),
-    ("envs/verify/format_checks.py", r"f'{left}[^\\n{left}{right}]+{right}'"): (
+    ("rewards/verifiers/format.py", r"f'{left}[^\\n{left}{right}]+{right}'"): (
         r"<<[^\n<<>>]+>>", r"\[[^\n\[\]]+\]", r"\*[^\n\*\*]+\*",
     ),
     ("harness/suites/manifest.py", "pattern"): "only compiled, to see whether it can be: a suite's own deny list",
-    ("harness/suites/results.py", "pattern"): "a suite's own deny list, over the log of its own run",
+    ("harness/suites/verdicts.py", "pattern"): "a suite's own deny list, over the log of its own run",
     ("harness/suites/package.py", "'|'.join((re.escape(word) for word in words))"): ("host|host\\.name|me",),
     ("harness/suites/plan.py", r"'\\{(' + '|'.join(NAMES) + ')\\}'"): (r"\{(name|config|seed)\}",),
-    ("harness/suites/tfrecords.py", "b'|'.join((re.escape(word) for word in sorted(words, key=len, reverse=True)))"): (
+    ("harness/suites/package.py", "b'|'.join((re.escape(word) for word in sorted(words, key=len, reverse=True)))"): (
         b"host\\.name|host|me",
     ),
-    ("policy/chat.py", "'|'.join(map(re.escape, wanted))"): (r"<\|assistant\|>|<\|end\|>|</s>|<s>",),
-    ("safe_text.py", "'|'.join((re.escape(form) for form in sorted(spellings, key=lambda form: (-len(form), form))))"): (
+    ("learner/chat.py", "'|'.join(map(re.escape, wanted))"): (r"<\|assistant\|>|<\|end\|>|</s>|<s>",),
+    ("system/text.py", "'|'.join((re.escape(form) for form in sorted(spellings, key=lambda form: (-len(form), form))))"): (
         "aaaaaaaaab|aaaaaaaa", "s3cr3t\\-value",
     ),
     ("tracking/metrics.py", "re.escape(name).replace(re.escape('{}'), word)"): "names of metrics, made by ourselves",
@@ -150,18 +150,18 @@ TEXTS = (
 
 def functions() -> dict[str, Callable[[str], object]]:
     """What the package does with a text of a model, a tool or a stranger, by name."""
-    from surefoot.envs.servers import mcp_lines
-    from surefoot.envs.servers.tool_text import readable
-    from surefoot.envs.tool_calls import LLAMA_JSON, parse_calls
-    from surefoot.envs.verify import final_answer, format_checks, plain_numbers, verify_choice, verify_code
     from surefoot.guards.repetition import looping
-    from surefoot.safe_text import printable
-    from surefoot.tracking.report_text import foreign, local
+    from surefoot.report.markup import foreign, local
+    from surefoot.rewards.verifiers import choice, code, final_answer, format, math
+    from surefoot.system.text import printable
+    from surefoot.tools.mcp import lines
+    from surefoot.tools.parsing import LLAMA_JSON, parse_calls
+    from surefoot.tools.text import readable
 
     def salvaged(text: str) -> object:
         try:
-            return mcp_lines.salvage(f'{{"id": 1, "text": "{text}'.encode(), 1 << 30)
-        except mcp_lines.WireFault as fault:
+            return lines.salvage(f'{{"id": 1, "text": "{text}'.encode(), 1 << 30)
+        except lines.WireFault as fault:
             return fault
 
     values: dict[str, Any] = {
@@ -169,12 +169,12 @@ def functions() -> dict[str, Callable[[str], object]]:
     }  # fmt: skip
 
     def every_check(text: str) -> object:
-        return [check.holds(text, values[check.takes]) for check in format_checks.CHECKS.values()]
+        return [check.holds(text, values[check.takes]) for check in format.CHECKS.values()]
 
     return {
         "final_answer": final_answer.final_answer, "unwrapped": final_answer.unwrapped,
-        "tagged_answer": final_answer.tagged_answer, "code_of": verify_code.code_of, "format": every_check,
-        "choice": lambda text: verify_choice.verify_choice("B", text), "number": plain_numbers.read_number,
+        "tagged_answer": final_answer.tagged_answer, "code_of": code.code_of, "format": every_check,
+        "choice": lambda text: choice.verify_choice("B", text), "number": math.read_number,
         "calls": parse_calls, "bare calls": lambda text: parse_calls(text, LLAMA_JSON), "salvage": salvaged,
         "tool text": lambda text: readable(text, 4000), "looping": looping, "printable": printable, "local": local,
         "foreign": foreign,
@@ -219,7 +219,7 @@ def odd_texts(alphabet: tuple[str, ...], number: int, seed: int) -> list[str]:
 
 
 def test_fences_are_found_as_before() -> None:
-    from surefoot.envs.verify.verify_code import _fenced
+    from surefoot.rewards.verifiers.code import _fenced
 
     pattern, flags, _ = QUADRATIC["fenced blocks"]
     old = re.compile(pattern, flags)
@@ -229,14 +229,14 @@ def test_fences_are_found_as_before() -> None:
 
 
 def test_sentences_towers_and_docstrings_are_read_as_before() -> None:
-    from surefoot.envs.sources import function_schema
-    from surefoot.envs.verify import format_checks, verify_math
     from surefoot.guards import repetition
+    from surefoot.rewards.verifiers import format, math
+    from surefoot.tools.python import function_schema
 
     pairs: list[tuple[str, Any, tuple[str, ...], str]] = [
-        ("sentence ends", format_checks._SENTENCE_END, (".", "!", "\u3002", " ", "\n", "a", "..."), "split"),
+        ("sentence ends", format._SENTENCE_END, (".", "!", "\u3002", " ", "\n", "a", "..."), "split"),
         ("sentences of the guard", repetition._SENTENCE_END, (".", "?", "\u3002", " ", "\n", "a", "..."), "split"),
-        ("towers of powers", verify_math._TOWER, ("^", "**", "*", "(", "{", ")", "}", "9", ".", " ", "!"), "findall"),
+        ("towers of powers", math._TOWER, ("^", "**", "*", "(", "{", ")", "}", "9", ".", " ", "!"), "findall"),
         ("entries of a docstring", function_schema._ENTRY, ("a", "b", " ", "\t", "(", ")", ":", "x:"), "findall"),
     ]
     for name, new, alphabet, method in pairs:
@@ -246,7 +246,7 @@ def test_sentences_towers_and_docstrings_are_read_as_before() -> None:
 
 
 def test_answers_are_unwrapped_as_before() -> None:
-    from surefoot.envs.verify.final_answer import _WRAPPERS, unwrapped
+    from surefoot.rewards.verifiers.final_answer import _WRAPPERS, unwrapped
 
     def old(text: str) -> str:
         before = None
@@ -267,9 +267,9 @@ def test_answers_are_unwrapped_as_before() -> None:
 
 
 def test_unclosed_calls_are_read_as_before() -> None:
-    from surefoot.envs.tool_calls import BadCall, Call, parse_calls
+    from surefoot.tools.parsing import BadCall, RequestedCall, parse_calls
 
     call = '{"name": "a", "arguments": {}}'
     text = f"x<tool_call>y<tool_call>{call}</tool_call>z</tool_call><tool_call>{call}</tool_call><tool_call>{call}"
-    assert [type(item) for item in parse_calls(text).items] == [BadCall, Call, Call, BadCall]
+    assert [type(item) for item in parse_calls(text).items] == [BadCall, RequestedCall, RequestedCall, BadCall]
     assert parse_calls(text).rest == "xz</tool_call>"

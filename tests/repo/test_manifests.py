@@ -17,7 +17,7 @@ import pytest
 import yaml
 from repo_tree import ROOT
 
-from surefoot.config_load import load_config
+from surefoot.config.load import load_config
 
 KUBERAY = ROOT / "examples" / "kuberay"
 SLURM = ROOT / "examples" / "slurm" / "surefoot_ray.sh"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foreign_names import DOCUMENT, MARKS, rewritten
 
-from surefoot.config_load import foreign
+from surefoot.config import foreign
 
 
 def test_the_page_is_up_to_date() -> None:

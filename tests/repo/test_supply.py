@@ -255,7 +255,7 @@ def test_a_release_has_a_wheel_a_source_archive_and_their_bill(tmp_path: Path) -
     assert {name.rpartition(".")[2] for name in files} == {"whl", "gz"}
     assert all(hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == digest for name, digest in files.items())
     with zipfile.ZipFile(tmp_path / next(name for name in files if name.endswith(".whl"))) as archive:
-        assert "surefoot/git_calls.py" in archive.namelist()
+        assert "surefoot/system/git.py" in archive.namelist()
 
 
 # -- what we say about it -----------------------------------------------------------------------------------

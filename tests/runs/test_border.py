@@ -224,7 +224,7 @@ WAYS = {"waiting": [], "ahead": AHEAD, "streamed": STREAMED}
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_held_out_task_among_those_to_train_on_ends_the_run(tmp_path: Path, way: str) -> None:
-    """Cut `border=` in assemble/planning.py or assemble/ahead.py, and one of these goes through."""
+    """Cut `border=` in run/task_plan.py or run/build.py, and one of these goes through."""
     whole = ["heldout_near=drop", *WAYS[way], "tasks_per_step=45"]  # streamed: every row is visited
     ran = train(*whole, cwd=tmp_path, planted="pool_holds_heldout")
     assert ran.code == 4, ran.out + ran.err

@@ -30,9 +30,9 @@ def written(tmp_path: Path) -> Path:
 
 def said(folder: Path) -> tuple[str, str]:
     """Outcome and text of one call that the calculator cannot do, as a rollout gets them."""
-    from surefoot.envs.mcp_client import MCPToolkit
-    from surefoot.envs.servers.server_file import read_servers
     from surefoot.records import Task
+    from surefoot.tools.mcp.servers import read_servers
+    from surefoot.tools.mcp.toolkit import MCPToolkit
 
     toolkit = MCPToolkit(read_servers(folder / "mcp.json")[0])
     try:

@@ -16,12 +16,12 @@ from example_solver import DEADLINE_S, SERVERS, contained, is_right, module, ser
 
 pytest.importorskip("mcp", reason="needs the mcp extra")
 
-from surefoot.envs.mcp_client import Limits, MCPToolkit, Server
-from surefoot.envs.servers.server_file import read_servers
 from surefoot.records import Task
+from surefoot.tools.mcp.servers import read_servers
+from surefoot.tools.mcp.toolkit import MCPToolkit, Server, ServerLimits
 
 pytestmark = pytest.mark.mcp
-PATIENT = Limits(connect_timeout_s=DEADLINE_S, call_timeout_s=DEADLINE_S)
+PATIENT = ServerLimits(connect_timeout_s=DEADLINE_S, call_timeout_s=DEADLINE_S)
 ATTEMPT = Task(id="shipped", prompt="Solve it.")
 ANSWERS = {
     "calculator__evaluate": ({"expression": "6*7"}, "42"),
@@ -247,10 +247,10 @@ def test_the_python_server_refuses_a_host_without_sandbox_unless_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A host that cannot contain programs, by a report that says so."""
-    from surefoot.envs.sandboxes import sandbox_report
+    from surefoot.sandbox import host
 
-    barren = sandbox_report.Report(usable=False, missing=("no user namespaces",))
-    monkeypatch.setattr(sandbox_report, "available", lambda: barren)
+    barren = host.HostReport(usable=False, missing=("no user namespaces",))
+    monkeypatch.setattr(host, "available", lambda: barren)
     monkeypatch.setattr(sys, "argv", ["python_server.py"])
     with pytest.raises(SystemExit) as refused:
         module("python_server").main()

@@ -16,8 +16,8 @@ from surefoot.data.files import read_task_file
 from surefoot.data.heldout import task_content
 from surefoot.data.near_duplicates import near_duplicates
 from surefoot.data.task_format import tool_problems
-from surefoot.envs.servers.server_file import read_servers
-from surefoot.envs.verifiers import MultiVerifier
+from surefoot.rewards.verifiers.multi import MultiVerifier
+from surefoot.tools.mcp.servers import read_servers
 
 drafts, mail, world = module("drafts"), module("mail"), module("world")
 ROWS = shipped_tasks()

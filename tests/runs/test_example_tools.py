@@ -17,10 +17,10 @@ pytest.importorskip("mcp", reason="needs the mcp extra")
 from mcp import Client, StdioServerParameters
 from mcp.server.mcpserver.exceptions import ToolError
 
-from surefoot.envs.mcp_client import MCPToolkit, Server
-from surefoot.envs.sandbox import Outcome
 from surefoot.errors import SecurityError, ToolFailedError
 from surefoot.records import Task
+from surefoot.sandbox.sandbox import ProgramOutcome
+from surefoot.tools.mcp.toolkit import MCPToolkit, Server
 
 pytestmark = pytest.mark.mcp
 arithmetic, calculator, python_server = module("arithmetic"), module("calculator"), module("python_server")
@@ -128,9 +128,9 @@ ENDED: dict[str, Any] = dict(
     "how", [{"exit_code": 1}, {"exit_code": None, "timed_out": True}, {"killed": "memory"}], ids=str
 )
 def test_a_program_that_does_not_end_well_is_a_tool_error_whatever_it_printed(how: dict[str, Any]) -> None:
-    assert python_server.told(Outcome(**ENDED)) == "42"
+    assert python_server.told(ProgramOutcome(**ENDED)) == "42"
     with pytest.raises(ToolError):
-        python_server.told(Outcome(**(ENDED | how)))
+        python_server.told(ProgramOutcome(**(ENDED | how)))
 
 
 def test_a_sandbox_that_fails_gives_the_rollout_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_a_sandbox_that_fails_gives_the_rollout_no_answer(monkeypatch: pytest.Mo
 
     class Broken:
         def __init__(self, *_: object, **__: object) -> None: ...
-        def run_python(self, code: str) -> Outcome:
+        def run_python(self, code: str) -> ProgramOutcome:
             raise SecurityError("the keeper is gone", "why", "fix")
 
     monkeypatch.setattr(python_server, "Sandbox", Broken)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from command import Ran, surefoot
 
-from surefoot.policy.load import load_words
+from surefoot.learner.model import load_tokenizer
 
 pytestmark = [
     pytest.mark.mcp,
@@ -75,7 +75,7 @@ def test_a_shipped_template_lets_the_built_in_model_train_with_a_foreign_server(
     ran = surefoot("train", "run.toml", SHIPPED, cwd=project)
     assert ran.code == 0, ran.out + ran.err
     row = json.loads((ran.run / "rollouts/step_1.jsonl").read_text().splitlines()[0])
-    prompt = load_words("pebble_tools", base=project).tokenizer.decode(row["prompt_ids"])
+    prompt = load_tokenizer("pebble_tools", base=project).tokenizer.decode(row["prompt_ids"])
     assert "time__get_current_time(timezone): Get current time in a specific timezone" in prompt
     assert prompt.count("time__convert_time(") == 1
     assert 'chat_template = "builtin:chatml_tools"' in (ran.run / "config.toml").read_text(), "a name, not a path"
@@ -90,7 +90,7 @@ def test_a_shipped_template_lets_a_real_model_train_with_a_foreign_server(projec
     assert ran.code in (0, 1), ran.out + ran.err
     assert ran.verdict["executed_steps"] == 1
     row = json.loads((ran.run / "rollouts/step_1.jsonl").read_text().splitlines()[0])
-    prompt = load_words("smollm2", base=project).tokenizer.decode(row["prompt_ids"])
+    prompt = load_tokenizer("smollm2", base=project).tokenizer.decode(row["prompt_ids"])
     assert '"name": "time__get_current_time"' in prompt
     assert "<tool_call>" in prompt, "and how to call them"
 

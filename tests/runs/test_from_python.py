@@ -18,10 +18,10 @@ from command import python, surefoot
 import surefoot as api
 from surefoot.errors import ConfigError, ModelError, RewardError, StateError, SurefootError, TaskError, ToolError
 from surefoot.records import Verdict
-from surefoot.store import run_folder
-from surefoot.store.run_folder import RunFolder
+from surefoot.report.view import PlainView
+from surefoot.storage import run_folder
+from surefoot.storage.run_folder import RunFolder
 from surefoot.tracking.text import duration
-from surefoot.tracking.view import PlainView
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(3, 9) for b in range(3, 9)]
 OTHERS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(40, 43) for b in range(3, 6)]
@@ -138,7 +138,7 @@ def test_a_notebook_shows_an_outcome_as_a_table_in_which_nothing_is_markup(
     assert odd.tags == {"div", "b", "br", "table", "tr", "th", "td"}
     assert "<script>alert(1)</script>\\x1b[2J" in odd.text
     assert "<img src=x>" in odd.text
-    monkeypatch.setattr("surefoot.tracking.notebook.esc", lambda text, limit=0: str(text))
+    monkeypatch.setattr("surefoot.report.view.esc", lambda text, limit=0: str(text))
     planted = Tags()
     planted.feed(hostile._repr_html_())
     assert {"script", "img"} <= planted.tags, "a text that is not escaped is seen"

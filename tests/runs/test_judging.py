@@ -11,7 +11,7 @@ from command import Ran, python, surefoot
 
 REWARDS = """
 import time
-from surefoot.envs.verifiers import MultiVerifier
+from surefoot.rewards.verifiers.multi import MultiVerifier
 
 def score(completions, answer, dataset, **columns):
     return [0.0 if name == "hard" else float(text.strip() == gold)

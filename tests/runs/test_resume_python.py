@@ -11,7 +11,7 @@ import pytest
 
 import surefoot
 from surefoot.errors import ConfigError, StateError, StoppedError
-from surefoot.tracking.view import PlainView
+from surefoot.report.view import PlainView
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(3, 9) for b in range(3, 9)]
 KEYS: dict[str, Any] = {

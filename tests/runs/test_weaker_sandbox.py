@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import surefoot
 
-from surefoot.envs.sandbox import available
+from surefoot.sandbox.sandbox import available
 
 pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 WORDS = [
@@ -44,12 +44,12 @@ def test_a_weaker_sandbox_is_in_the_plan_the_records_and_the_report(project: Pat
 
 def test_a_run_that_runs_no_code_was_not_made_to_ask(tmp_path: Path) -> None:
     """`None` is not "all walls stand": nobody looked."""
-    from surefoot.assemble import walls
+    from surefoot.run import inputs
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(__import__("sys").modules, "surefoot.envs.sandbox")
-        assert walls.sandbox_facts() is None
-    assert walls.sandbox_facts() == {
+        patch.delitem(__import__("sys").modules, "surefoot.sandbox.sandbox")
+        assert inputs.sandbox_facts() is None
+    assert inputs.sandbox_facts() == {
         "usable": available().usable, "missing": [], "weaker": list(available().weaker),
     }  # fmt: skip
 
@@ -58,7 +58,7 @@ def test_planted_silence_about_it_is_caught() -> None:
     """Teeth: the page of a run whose record does not hold it shows nothing, so the record is what the first test reads."""
     from types import SimpleNamespace
 
-    from surefoot.tracking.report_summary import machine
+    from surefoot.report.page import machine
 
     def page(sandbox: object) -> str:
         return machine(SimpleNamespace(environment={"python": "3.11", "sandbox": sandbox}))  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ import torch
 from silent_kit import TASKS, make_group, prepare
 
 from surefoot.errors import InvariantError
+from surefoot.learner import samples
 from surefoot.maths.advantages import compute_advantages
-from surefoot.policy import samples as samples_module
 
 SIZE = 4
 
@@ -37,7 +37,7 @@ def test_a_lost_sibling_leaves_every_other_group_as_it_was() -> None:
 
 def test_planted_counting_is_refused_when_a_sibling_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = make_group([1.0, 0.0, None, 1.0]), make_group([0.0, 1.0, 1.0, 1.0], task=TASKS[1], name="train/1/1")
-    monkeypatch.setattr(samples_module, "compute_advantages", by_counting)
+    monkeypatch.setattr(samples, "compute_advantages", by_counting)
     with pytest.raises(InvariantError, match="add up to"):
         prepare([first, second], partial_groups="train")
 
@@ -47,6 +47,6 @@ def test_planted_counting_is_refused_when_siblings_are_interleaved(monkeypatch: 
         columns = torch.arange(len(rewards)) % 2  # [p1, p2] * G, reshaped as if it were G copies of each
         return compute_advantages(rewards, columns)
 
-    monkeypatch.setattr(samples_module, "compute_advantages", interleaved)
+    monkeypatch.setattr(samples, "compute_advantages", interleaved)
     with pytest.raises(InvariantError, match="add up to"):
         prepare([make_group([1.0, 0.0, 0.0, 0.0]), make_group([0.0, 1.0, 1.0, 1.0], task=TASKS[1], name="train/1/1")])

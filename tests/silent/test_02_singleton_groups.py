@@ -11,8 +11,8 @@ from silent_kit import TASKS, make_engine, make_group, make_runtime, prepare, ti
 
 from surefoot import loop
 from surefoot.errors import InvariantError, ShapeError
+from surefoot.learner.samples import to_samples
 from surefoot.maths.advantages import compute_advantages
-from surefoot.policy.samples import weigh
 from surefoot.records import Group
 
 
@@ -34,8 +34,8 @@ def test_planted_id_per_rollout_is_refused_by_the_record() -> None:
 
 def test_planted_id_per_sample_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def per_rollout(groups: Any, *, scale: str) -> Any:
-        return [replace(s, group=f"uuid-{s.index}", advantage=s.reward) for s in weigh(groups, scale=scale)]
+        return [replace(s, group=f"uuid-{s.index}", advantage=s.reward) for s in to_samples(groups, scale=scale)]
 
-    monkeypatch.setattr(loop, "weigh", per_rollout)
+    monkeypatch.setattr(loop, "to_samples", per_rollout)
     with pytest.raises(InvariantError, match="belongs to no rollout"):
         prepare([make_group([1.0, 0.0, 1.0, 0.0])])

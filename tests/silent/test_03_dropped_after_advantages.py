@@ -9,7 +9,7 @@ from silent_kit import make_group, prepare
 
 from surefoot import loop
 from surefoot.errors import InvariantError
-from surefoot.policy.samples import weigh
+from surefoot.learner.samples import to_samples
 
 REWARDS = [1.0, 0.0, 0.0, 0.0]  # without its one success, the group only pushes down
 
@@ -27,8 +27,8 @@ def test_a_sibling_without_a_verdict_is_gone_before_advantages_are_taken() -> No
 @pytest.mark.parametrize("victim", range(4))
 def test_planted_drop_after_advantages_is_refused(monkeypatch: pytest.MonkeyPatch, victim: int) -> None:
     def dropping(groups: Any, *, scale: str) -> Any:
-        return [s for s in weigh(groups, scale=scale) if s.index != victim]
+        return [s for s in to_samples(groups, scale=scale) if s.index != victim]
 
-    monkeypatch.setattr(loop, "weigh", dropping)
+    monkeypatch.setattr(loop, "to_samples", dropping)
     with pytest.raises(InvariantError):
         prepare([make_group(REWARDS)])

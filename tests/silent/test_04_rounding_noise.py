@@ -10,7 +10,7 @@ import torch
 from silent_kit import make_group, prepare
 
 from surefoot.errors import InvariantError
-from surefoot.policy import samples as samples_module
+from surefoot.learner import samples as samples_module
 
 VALUES = [0.1, 1 / 3, 0.7, 1e3, 1e-30, -0.3]  # most are not exact in binary, so sums round
 SIZES = [3, 5, 6, 7, 8]

@@ -10,7 +10,7 @@ from silent_kit import TASKS, make_engine, make_group, make_runtime, prepare, ti
 
 from surefoot import loop
 from surefoot.errors import EngineError, InvariantError
-from surefoot.policy.samples import weigh
+from surefoot.learner.samples import to_samples
 
 
 def test_every_reward_stays_with_the_tokens_that_earned_it() -> None:
@@ -21,11 +21,11 @@ def test_every_reward_stays_with_the_tokens_that_earned_it() -> None:
 
 def test_planted_reordering_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def reordered(groups: Any, *, scale: str) -> Any:
-        samples = weigh(groups, scale=scale)
+        samples = to_samples(groups, scale=scale)
         rows = sorted(samples, key=lambda s: s.completion_ids, reverse=True)
         return [replace(row, reward=s.reward, advantage=s.advantage) for row, s in zip(rows, samples, strict=True)]
 
-    monkeypatch.setattr(loop, "weigh", reordered)
+    monkeypatch.setattr(loop, "to_samples", reordered)
     with pytest.raises(InvariantError, match="another reward"):
         prepare([make_group([1.0, 0.0, 0.0, 1.0]), make_group([0.0, 1.0, 1.0, 1.0], task=TASKS[1], name="train/1/1")])
 

@@ -9,10 +9,10 @@ import pytest
 from silent_kit import TASKS, make_runtime, prepare
 
 from surefoot.engines.scripted import ScriptedEngine
-from surefoot.envs.rewards.reward_pool import RewardPool
-from surefoot.envs.single_turn import SingleTurnEnvironment
 from surefoot.errors import PartialGroupError, RewardError
 from surefoot.protocols import Grade, Request
+from surefoot.rewards.pool import RewardPool
+from surefoot.rewards.single_turn import SingleTurnEnvironment
 
 POISON = 13
 

@@ -7,8 +7,8 @@ import torch
 from silent_kit import make_learner, sampled, tiny_net
 
 from surefoot.errors import NumericsError
+from surefoot.learner import forward
 from surefoot.maths.logprobs import compute_logprobs
-from surefoot.policy import forward
 
 
 def test_the_learner_scores_each_token_as_the_sampler_drew_it() -> None:

@@ -1,7 +1,7 @@
 """Silent failure 10: a token is scored at a place outside its row, or at another token's place; all numbers are finite.
 
 Indexing a flattened batch reads the next row's states there; clamping the place reads the row's last one. The learner
-does neither: `policy.forward` looks whether every trained token stands where it is about to be read.
+does neither: `learner.forward` looks whether every trained token stands where it is about to be read.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from silent_kit import PROMPTS, make_learner, make_sample, sampled, tiny_net
 
 from surefoot.errors import InvariantError
+from surefoot.learner import forward, grpo
 from surefoot.maths import packing
 from surefoot.maths.packing import Batch
-from surefoot.policy import forward, learner
 
 
 def shifted(batch: Batch, by: int) -> Batch:
@@ -30,7 +30,7 @@ def plant_in_packing(monkeypatch: pytest.MonkeyPatch, by: int) -> None:
         batch, stats = packing.make_batch(*args, **keys)
         return shifted(batch, by), stats
 
-    monkeypatch.setattr(learner, "make_batch", make_batch)
+    monkeypatch.setattr(grpo, "make_batch", make_batch)
 
 
 def plant_behind_the_checks(monkeypatch: pytest.MonkeyPatch, by: int) -> None:

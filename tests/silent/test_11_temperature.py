@@ -11,8 +11,8 @@ from silent_kit import make_learner, sampled, tiny_net
 from surefoot.engines import embedded
 from surefoot.engines.sampling import Drawn
 from surefoot.errors import NumericsError
+from surefoot.learner import forward
 from surefoot.maths.logprobs import TokenScores, score_tokens
-from surefoot.policy import forward
 
 HOT, COLD = 1.6, 0.6
 

@@ -13,10 +13,10 @@ from silent_kit import make_learner, sampled, tiny_net
 
 from surefoot.engines import embedded, vllm_core
 from surefoot.engines.sampling import Drawn
-from surefoot.engines.vllm_rows import Drawn as Piece
+from surefoot.engines.vllm_requests import VllmOutput as Piece
 from surefoot.errors import NumericsError
 from surefoot.protocols import Completion, Request
-from surefoot.runtime.answers import Listener
+from surefoot.runtime.rollout import TurnBuilder
 
 RANKED = [{5: -0.1, 9: -2.5, 4: -3.0}, {9: -0.3, 2: -1.4}]
 """Both sampled tokens, 9 and 2, are second choices."""
@@ -89,13 +89,13 @@ def test_planted_logprob_of_the_likeliest_token_stops_step_1(monkeypatch: pytest
 
 
 def test_planted_record_with_the_logprobs_of_other_tokens_stops_step_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where an engine's answer is put on record (`runtime.answers`): the best first, as a ranked map would give them."""
-    hear = Listener.hear
+    """Where an engine's answer is put on record (`runtime.rollout`): the best first, as a ranked map would give them."""
+    hear = TurnBuilder.hear
 
-    def ranked(self: Listener, request: Request, completion: Completion) -> Any:
+    def ranked(self: TurnBuilder, request: Request, completion: Completion) -> Any:
         best_first = tuple(sorted(completion.logprobs, reverse=True))
         return hear(self, request, replace(completion, logprobs=best_first))
 
-    monkeypatch.setattr(Listener, "hear", ranked)
+    monkeypatch.setattr(TurnBuilder, "hear", ranked)
     with pytest.raises(NumericsError, match="disagree"):
         learn()

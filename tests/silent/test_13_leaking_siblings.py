@@ -12,8 +12,8 @@ from silent_kit import PAD_ID, PROMPTS, make_learner, make_sample, sampled, tiny
 from torch import Tensor
 
 from surefoot.errors import NumericsError
+from surefoot.learner import forward
 from surefoot.maths.packing import Batch, make_batch
-from surefoot.policy import forward
 
 LONG, SHORT = PROMPTS["long"] * 2, PROMPTS["short"] * 3  # 18 and 9 tokens: one of them is padded
 
@@ -118,7 +118,7 @@ def test_planted_mask_that_shows_later_tokens_is_seen(monkeypatch: pytest.Monkey
 
 def test_planted_swap_of_two_siblings_places_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that sits in its sibling's place attends to its sibling's words."""
-    real = forward.seat
+    real = forward.build_packed_index
 
     def swapped(*args: Any) -> Any:
         seating = real(*args)
@@ -126,18 +126,18 @@ def test_planted_swap_of_two_siblings_places_is_seen(monkeypatch: pytest.MonkeyP
         places[[0, 1]] = places[[1, 0]]
         return seating._replace(completions=places.flatten())
 
-    monkeypatch.setattr(forward, "seat", swapped)
+    monkeypatch.setattr(forward, "build_packed_index", swapped)
     with pytest.raises(AssertionError):
         check_alone(tiny_net())
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
     """Let `change` edit the bias (B, 1, Q * T, P + T) in place."""
-    real = forward.seat
+    real = forward.build_packed_index
 
     def planted(*args: Any) -> Any:
         seating = real(*args)
         change(seating.bias)
         return seating
 
-    monkeypatch.setattr(forward, "seat", planted)
+    monkeypatch.setattr(forward, "build_packed_index", planted)

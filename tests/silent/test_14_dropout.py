@@ -9,9 +9,9 @@ import torch
 from silent_kit import PAD_ID, make_learner, make_sample, sampled, tiny_net
 
 from surefoot.errors import NumericsError
+from surefoot.learner.forward import score_batch
+from surefoot.learner.model import PEBBLE, load_policy
 from surefoot.maths.packing import make_batch
-from surefoot.policy.forward import score_batch
-from surefoot.policy.load import PEBBLE, load_policy
 
 BATCH = make_batch([make_sample((7, 8, 9, 2)), make_sample((5, 2))], pad_token_id=PAD_ID)[0]
 

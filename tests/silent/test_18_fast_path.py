@@ -9,8 +9,8 @@ import torch
 from silent_kit import make_learner, sampled, tiny_net
 
 from surefoot.errors import NumericsError
+from surefoot.learner import forward
 from surefoot.maths.logprobs import TokenScores, score_tokens, score_tokens_chunked
-from surefoot.policy import forward
 
 N, H, V = 7, 5, 13
 OPTIONS = [

@@ -10,8 +10,8 @@ from silent_kit import PROMPTS, STOP_ID, make_learner, make_sample, tiny_net
 
 from surefoot.errors import InvariantError
 from surefoot.guards.invariants import check_batch
+from surefoot.learner import grpo
 from surefoot.maths.packing import make_batch
-from surefoot.policy import learner as learner_module
 
 CASES: dict[str, tuple[int, list[tuple[int, ...]]]] = {
     "pad equals the stop token": (STOP_ID, [(7, 8, STOP_ID), (9, STOP_ID)]),
@@ -54,7 +54,7 @@ def test_what_a_tool_said_between_two_turns_is_not_trained() -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if case != "pad id 0"])
 def test_planted_mask_by_pad_id_is_refused_by_the_learner(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     pad, completions = CASES[case]
-    monkeypatch.setattr(learner_module, "make_batch", by_pad_id)
+    monkeypatch.setattr(grpo, "make_batch", by_pad_id)
     with pytest.raises(InvariantError, match="trains"):
         make_learner(tiny_net(), pad_token_id=pad).learn(rows(completions))
 
@@ -62,7 +62,7 @@ def test_planted_mask_by_pad_id_is_refused_by_the_learner(monkeypatch: pytest.Mo
 def test_planted_truthiness_turns_pad_id_0_into_the_stop_token_and_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pad, completions = CASES["pad id 0"]
     monkeypatch.setattr(
-        learner_module,
+        grpo,
         "make_batch",
         lambda samples, *, pad_token_id: by_pad_id(samples, pad_token_id=pad_token_id or STOP_ID),
     )

@@ -10,8 +10,8 @@ import torch
 from silent_kit import make_learner, sampled, tiny_net
 
 from surefoot.errors import InvariantError
+from surefoot.learner import grpo
 from surefoot.maths.packing import make_batch
-from surefoot.policy import learner as learner_module
 
 
 def test_trained_tokens_are_the_sampled_tokens_in_number_and_place() -> None:
@@ -36,7 +36,7 @@ def test_planted_shift_is_refused_at_step_1(monkeypatch: pytest.MonkeyPatch, shi
     net = tiny_net()
     before = torch.cat([p.detach().flatten() for p in net.parameters()])
     samples = sampled(net)
-    monkeypatch.setattr(learner_module, "make_batch", shifted)
+    monkeypatch.setattr(grpo, "make_batch", shifted)
     with pytest.raises(InvariantError, match="by who made them"):
         make_learner(net).learn(samples)
     assert torch.equal(before, torch.cat([p.detach().flatten() for p in net.parameters()]))

@@ -11,8 +11,8 @@ from silent_kit import LONGEST, STOP_ID, TASKS, VOCAB, make_engine, make_learner
 
 from surefoot.errors import InvariantError
 from surefoot.guards.invariants import check_groups
+from surefoot.learner import grpo
 from surefoot.maths.packing import make_batch
-from surefoot.policy import learner as learner_module
 from surefoot.records import STOP, Group
 
 
@@ -61,6 +61,6 @@ def test_planted_mask_over_the_whole_width_is_refused(monkeypatch: pytest.Monkey
 
     net = tiny_net(3)
     samples = sampled(net, size=16)
-    monkeypatch.setattr(learner_module, "make_batch", whole)
+    monkeypatch.setattr(grpo, "make_batch", whole)
     with pytest.raises(InvariantError, match="trains"):
         make_learner(net).learn(samples)

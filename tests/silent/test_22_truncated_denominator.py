@@ -10,8 +10,8 @@ import torch
 from silent_kit import gradient, make_learner, sampled, tiny_net
 from torch import Tensor
 
+from surefoot.learner import grpo
 from surefoot.maths.packing import make_batch, step_totals
-from surefoot.policy import learner as learner_module
 from surefoot.records import LENGTH, STOP, TrainSample
 
 
@@ -52,6 +52,6 @@ def test_planted_count_taken_before_masking_is_seen(monkeypatch: pytest.MonkeyPa
     def early(samples: Any, *, max_completion_length: int, mask_truncated: bool) -> Any:
         return step_totals(samples, max_completion_length=max_completion_length)
 
-    monkeypatch.setattr(learner_module, "step_totals", early)
+    monkeypatch.setattr(grpo, "step_totals", early)
     with pytest.raises(AssertionError):
         check(loss_type)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from silent_kit import gradient, make_learner, sampled, tiny_net
 
+from surefoot.learner.grpo import GRPOLearner
 from surefoot.maths.packing import step_totals
-from surefoot.policy.learner import GRPOLearner
 
 LOSSES = ["grpo", "bnpo", "dr_grpo", "dapo"]
 SIZES = [1, 2, 5, 0]  # 5 does not divide 12: the last microbatch is shorter

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from silent_kit import TASKS, flat, make_engine, make_learner, make_runtime, prepare, tiny_net
 
-from surefoot.config_load import load_config
+from surefoot.config.load import load_config
 from surefoot.errors import ConfigError, InvariantError
-from surefoot.policy.learner import GRPOLearner
+from surefoot.learner.grpo import GRPOLearner
 
 
 def train(learner: GRPOLearner, steps: int) -> list[float]:

@@ -9,7 +9,7 @@ from silent_kit import TASKS, make_engine, make_learner, make_runtime, prepare, 
 
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.errors import EngineError, InvariantError, NumericsError
-from surefoot.policy.learner import GRPOLearner
+from surefoot.learner.grpo import GRPOLearner
 from surefoot.runtime.local import LocalRuntime
 
 

@@ -11,7 +11,7 @@ from silent_kit import PROMPTS, STOP_ID, TASKS, make_learner, make_runtime, prep
 
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.errors import NumericsError
-from surefoot.policy.load import decoder_spec
+from surefoot.learner.model import decoder_spec
 from surefoot.protocols import Request
 
 

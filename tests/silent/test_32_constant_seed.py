@@ -9,9 +9,9 @@ from silent_kit import TASKS, make_engine, make_runtime, tiny_net
 
 from surefoot.engines.scripted import ScriptedEngine
 from surefoot.errors import InvariantError
-from surefoot.guards.diversity import DiversityGuard
+from surefoot.guards.invariants import DiversityGuard
 from surefoot.records import Group
-from surefoot.runtime import orders as orders_module
+from surefoot.runtime import requests
 
 STEPS = (1, 2, 3)
 
@@ -70,7 +70,7 @@ def test_a_policy_that_is_sure_of_itself_raises_no_alarm() -> None:
     ids=["one seed for all", "the sibling's number only"],
 )
 def test_planted_seed_is_refused(monkeypatch: pytest.MonkeyPatch, bug: Any, said: str) -> None:
-    monkeypatch.setattr(orders_module, "derive_seed", bug)
+    monkeypatch.setattr(requests, "derive_seed", bug)
     with pytest.raises(InvariantError, match=said):
         check()
     with pytest.raises(AssertionError):
@@ -79,8 +79,6 @@ def test_planted_seed_is_refused(monkeypatch: pytest.MonkeyPatch, bug: Any, said
 
 def test_planted_seed_from_a_local_index_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Different tasks with the same dice: the guard cannot see it in the tokens, the seeds show it."""
-    monkeypatch.setattr(
-        orders_module, "derive_seed", lambda seed, purpose, step, task, i: hash((seed, purpose, step, i))
-    )
+    monkeypatch.setattr(requests, "derive_seed", lambda seed, purpose, step, task, i: hash((seed, purpose, step, i)))
     with pytest.raises(AssertionError):
         check_unique()

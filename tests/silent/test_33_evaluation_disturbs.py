@@ -9,7 +9,7 @@ import torch
 from silent_kit import TASKS, make_engine, make_runtime, tiny_net
 
 from surefoot.records import Group
-from surefoot.runtime import orders as orders_module
+from surefoot.runtime import requests
 
 
 def collected(*, look: bool) -> list[Group]:
@@ -39,9 +39,9 @@ def test_two_evaluations_of_the_same_weights_are_equal_and_leave_the_global_dice
 def test_planted_running_counter_as_seed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def check_with_counter() -> None:
         left, right = itertools.count(), itertools.count()
-        monkeypatch.setattr(orders_module, "derive_seed", lambda *names: next(left))
+        monkeypatch.setattr(requests, "derive_seed", lambda *names: next(left))
         with_eval = collected(look=True)
-        monkeypatch.setattr(orders_module, "derive_seed", lambda *names: next(right))
+        monkeypatch.setattr(requests, "derive_seed", lambda *names: next(right))
         assert with_eval == collected(look=False)
 
     with pytest.raises(AssertionError):

@@ -9,7 +9,7 @@ import torch
 from silent_kit import flat, make_learner, sampled, tiny_net
 
 from surefoot.errors import NumericsError
-from surefoot.policy.learner import GRPOLearner, nonfinite_error
+from surefoot.learner.grpo import GRPOLearner, nonfinite_error
 
 
 def poison(learner: GRPOLearner, value: float = float("nan")) -> None:

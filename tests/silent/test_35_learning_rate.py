@@ -10,8 +10,8 @@ from silent_kit import TASKS as THREE
 from silent_kit import flat, make_engine, make_learner, make_runtime, prepare, tiny_net
 
 from surefoot.errors import InvariantError
-from surefoot.policy import learner as learner_module
-from surefoot.policy.schedule import learning_rate_at
+from surefoot.learner import grpo
+from surefoot.learner.schedule import learning_rate_at
 
 STEPS, PEAK = 6, 1e-3
 
@@ -59,6 +59,6 @@ def test_the_whole_curve_is_known_before_the_run() -> None:
     ids=["stepped too often", "first update at rate 0"],
 )
 def test_planted_schedule_is_seen(monkeypatch: pytest.MonkeyPatch, bug: Any) -> None:
-    monkeypatch.setattr(learner_module, "learning_rate_at", bug)
+    monkeypatch.setattr(grpo, "learning_rate_at", bug)
     with pytest.raises((AssertionError, InvariantError)):  # the schedule refuses what is behind its end
         check("linear", 2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from silent_kit import flat, make_learner, sampled, tiny_net
 
-from surefoot.policy.learner import GRPOLearner
+from surefoot.learner.grpo import GRPOLearner
 
 RATE = 1e-3
 

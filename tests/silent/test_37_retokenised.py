@@ -12,7 +12,7 @@ from surefoot import loop
 from surefoot.engines.scripted import ScriptedEngine
 from surefoot.errors import InvariantError
 from surefoot.guards.invariants import check_groups
-from surefoot.policy.samples import weigh
+from surefoot.learner.samples import to_samples
 from surefoot.protocols import Request
 from surefoot.records import Group, Rollout, Turn
 
@@ -57,12 +57,12 @@ def test_nothing_on_the_way_to_training_can_encode() -> None:
 def test_planted_round_trip_through_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def retokenised(groups: Any, *, scale: str) -> Any:
         found = []
-        for s in weigh(groups, scale=scale):
+        for s in to_samples(groups, scale=scale):
             ids = encode("".join(PIECES[i] for i in s.completion_ids))
             found.append(replace(s, completion_ids=ids, sampled=(True,) * len(ids), logprobs=(-1.0,) * len(ids)))
         return found
 
-    monkeypatch.setattr(loop, "weigh", retokenised)
+    monkeypatch.setattr(loop, "to_samples", retokenised)
     with pytest.raises(InvariantError, match="would train 2 tokens, the policy sampled 3"):
         prepare(collect())
 

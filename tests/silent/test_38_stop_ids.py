@@ -9,8 +9,8 @@ import pytest
 from silent_kit import PROMPTS, make_engine, tiny_net
 
 from surefoot.errors import ModelError
-from surefoot.policy import special_tokens
-from surefoot.policy.special_tokens import check_special_tokens
+from surefoot.learner import model as special_tokens
+from surefoot.learner.model import check_special_tokens
 from surefoot.protocols import Request
 from surefoot.records import STOP
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.assemble import inputs
-from surefoot.assemble.inputs import FromPython, Inputs, read_inputs
 from surefoot.config import Config
 from surefoot.data import heldout
+from surefoot.data.builtin import sums_tasks
 from surefoot.data.heldout import repeated_prompts, split_heldout
-from surefoot.data.sums import sums_tasks
 from surefoot.errors import TaskError
 from surefoot.records import Task
+from surefoot.run import inputs
+from surefoot.run.inputs import FromPython, Inputs, read_inputs
 
 RIVERS = "Danube Rhine Elbe Oder Vistula Seine Loire Rhone Tiber Arno Ebro Tagus Douro Thames Severn Volga".split()
 Split = Callable[[Sequence[Task], float], tuple[tuple[Task, ...], tuple[Task, ...]]]

@@ -13,8 +13,8 @@ from silent_kit import PROMPTS, make_learner, sampled, tiny_net
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from surefoot.errors import StorageError
-from surefoot.policy.load import PEBBLE
-from surefoot.policy.training_state import save_training_checkpoint
+from surefoot.learner.checkpoint import save_training_checkpoint
+from surefoot.learner.model import PEBBLE
 
 PROBE = torch.tensor([[*PROMPTS["long"], 7, 8, 9]])
 

@@ -10,7 +10,7 @@ from silent_kit import TASKS, VOCAB, TinyEnvironment, make_runtime
 from surefoot.engines.scripted import ScriptedEngine
 from surefoot.errors import InvariantError, RewardError
 from surefoot.guards.invariants import check_groups
-from surefoot.policy.samples import sort_out
+from surefoot.learner.samples import drop_ungraded
 from surefoot.protocols import Request
 from surefoot.records import Group
 from surefoot.runtime import rollout as rollout_module
@@ -37,7 +37,7 @@ def check(groups: list[Group]) -> None:
 def test_an_answer_with_a_spare_row_has_no_reward_and_a_reason() -> None:
     groups = collect()
     check(groups)
-    assert sort_out(groups, partial="drop").dropped["undecodable_token"] == 2
+    assert drop_ungraded(groups, partial="drop").dropped["undecodable_token"] == 2
 
 
 def test_by_default_the_run_stops_on_it() -> None:

@@ -9,7 +9,7 @@ from silent_kit import TASKS, make_group, prepare
 
 from surefoot import loop
 from surefoot.errors import PartialGroupError
-from surefoot.policy.samples import sort_out
+from surefoot.learner.samples import drop_ungraded
 from surefoot.records import Group
 
 WHOLE = make_group([1.0, 0.0, 0.0, 1.0])
@@ -34,14 +34,14 @@ def test_the_policy_for_partial_groups_is_explicit_and_does_what_it_says() -> No
 
 
 def test_every_rollout_that_is_left_out_is_counted_under_a_reason() -> None:
-    assert sort_out(ALL, partial="drop").dropped == {"raised": 5, "partial_group": 3}
-    assert sort_out(ALL, partial="train").dropped == {"raised": 5, "partial_group": 1}
+    assert drop_ungraded(ALL, partial="drop").dropped == {"raised": 5, "partial_group": 3}
+    assert drop_ungraded(ALL, partial="train").dropped == {"raised": 5, "partial_group": 1}
 
 
 def test_planted_survivors_without_a_rule_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def survivors(groups: list[Group], *, partial: str) -> Any:
-        return sort_out(groups, partial="train")
+        return drop_ungraded(groups, partial="train")
 
-    monkeypatch.setattr(loop, "sort_out", survivors)
+    monkeypatch.setattr(loop, "drop_ungraded", survivors)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         check()

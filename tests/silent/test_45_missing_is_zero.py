@@ -11,7 +11,7 @@ import torch
 from silent_kit import make_learner, make_sample, sampled, tiny_net
 
 from surefoot.errors import ConfigError, SurefootError
-from surefoot.guards.verdict import Evidence, judge_run
+from surefoot.guards.verdict import LearningEvidence, judge_run
 from surefoot.maths.logprobs import score_tokens
 from surefoot.maths.stats import finish, token_sums
 from surefoot.records import Verdict
@@ -19,7 +19,9 @@ from surefoot.tracking.log import MetricsLog
 
 NOTHING = torch.zeros(2, 3, dtype=torch.bool)
 VALUES = torch.full((2, 3), -1.0)
-LEARNED = Evidence(1e-4, groups=6, differing=6, changed_entries=9, metric="eval_accuracy", change=None, measured=True)
+LEARNED = LearningEvidence(
+    1e-4, groups=6, differing=6, changed_entries=9, metric="eval_accuracy", change=None, measured=True
+)
 
 
 def check(metrics: dict[str, float]) -> None:

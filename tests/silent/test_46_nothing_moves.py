@@ -10,8 +10,8 @@ import torch
 from silent_kit import make_learner, sampled, tiny_net
 
 from surefoot.config import Config
-from surefoot.loop_notes import step_one_warnings
-from surefoot.policy.learner import GRPOLearner
+from surefoot.learner.grpo import GRPOLearner
+from surefoot.loop_state import step_one_warnings
 
 
 def census_after(prepare: Callable[[GRPOLearner], None] = lambda learner: None, **changes: Any) -> GRPOLearner:

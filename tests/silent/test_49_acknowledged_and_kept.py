@@ -13,7 +13,7 @@ from sync_kit import World
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.errors import NumericsError
 from surefoot.runtime.local import LocalRuntime
-from surefoot.runtime.probes import Canary
+from surefoot.runtime.probes import WeightProbe
 
 
 class Deaf(EmbeddedEngine):
@@ -65,5 +65,5 @@ def test_planted_replica_that_keeps_its_weights_is_named() -> None:
 
 def test_planted_runtime_without_a_canary_samples_with_old_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: the number alone convinces."""
-    monkeypatch.setattr(Canary, "judge", lambda *_: {})
+    monkeypatch.setattr(WeightProbe, "judge", lambda *_: {})
     two_versions(Deaf(make_engine(tiny_net()).decoder.spec, rows=16, max_width=48))

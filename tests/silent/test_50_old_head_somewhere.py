@@ -12,7 +12,7 @@ from sync_kit import World
 
 from surefoot.errors import NumericsError
 from surefoot.maths.checksums import checksums
-from surefoot.runtime.probes import Canary
+from surefoot.runtime.probes import WeightProbe
 
 
 async def sync(lie: str | None) -> World:
@@ -38,7 +38,7 @@ def test_planted_old_head_is_caught_by_its_answers() -> None:
 
 def test_planted_old_head_passes_every_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: without the canary nobody notices."""
-    monkeypatch.setattr(Canary, "judge", lambda *_: {})
+    monkeypatch.setattr(WeightProbe, "judge", lambda *_: {})
     world = asyncio.run(sync("old_head"))
     sent = checksums({name: tensor.detach() for name, tensor in world.learner.weights().items()})
     assert checksums(world.replicas[1].in_force) == sent

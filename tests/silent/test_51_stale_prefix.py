@@ -12,7 +12,7 @@ import pytest
 from sync_kit import World
 
 from surefoot.errors import NumericsError
-from surefoot.runtime.probes import LONG, Canary
+from surefoot.runtime.probes import LONG, WeightProbe
 
 
 async def sync(lie: str | None) -> World:
@@ -38,5 +38,5 @@ def test_planted_cache_that_outlives_the_sync_is_caught_by_the_first_token() -> 
 
 def test_planted_stale_cache_passes_every_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: without the canary nobody notices."""
-    monkeypatch.setattr(Canary, "judge", lambda *_: {})
+    monkeypatch.setattr(WeightProbe, "judge", lambda *_: {})
     assert asyncio.run(sync("stale_prefix_cache")).publisher.version == 1

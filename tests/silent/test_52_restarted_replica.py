@@ -11,7 +11,7 @@ from sync_kit import EngineReplica, World
 
 from surefoot.errors import EngineError, NumericsError
 from surefoot.maths.checksums import checksums
-from surefoot.runtime.probes import Canary
+from surefoot.runtime.probes import WeightProbe
 
 
 class Restarted(EngineReplica):
@@ -51,5 +51,5 @@ def test_planted_replacement_with_the_first_weights_is_recognised(moved_on: bool
 
 def test_planted_replacement_passes_every_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: without the canary it samples with the first weights under the newest number."""
-    monkeypatch.setattr(Canary, "judge", lambda *_: {})
+    monkeypatch.setattr(WeightProbe, "judge", lambda *_: {})
     assert asyncio.run(join(Restarted, moved_on=False)).engine.version == 3

@@ -10,8 +10,8 @@ from tool_kit import Box, Kit, call, play
 
 from surefoot.errors import InvariantError
 from surefoot.guards.invariants import check_samples
-from surefoot.policy import samples
-from surefoot.policy.samples import weigh
+from surefoot.learner import samples
+from surefoot.learner.samples import to_samples
 from surefoot.protocols import Request
 from surefoot.records import Group, Rollout, TrainSample
 
@@ -27,7 +27,7 @@ def played() -> Group:
 
 def test_tokens_of_tools_carry_no_loss_and_every_sampled_token_does() -> None:
     group = played()
-    weighed = weigh([group], scale="group")
+    weighed = to_samples([group], scale="group")
     assert check_samples(weighed, [group]) == 2
     for sample, rollout in zip(weighed, group.rollouts, strict=True):
         read = (
@@ -47,6 +47,6 @@ def test_planted_mask_over_everything_after_the_prompt_is_refused(monkeypatch: p
 
     monkeypatch.setattr(samples, "to_sample", everything)
     group = played()
-    weighed: Sequence[TrainSample] = weigh([group], scale="group")
+    weighed: Sequence[TrainSample] = to_samples([group], scale="group")
     with pytest.raises(InvariantError, match=r"would train \d+ tokens, the policy sampled \d+"):
         check_samples(weighed, [group])

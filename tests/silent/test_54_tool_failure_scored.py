@@ -8,7 +8,7 @@ import pytest
 from tool_kit import Box, Graders, Kit, call, play
 
 from surefoot.errors import ToolFailedError
-from surefoot.policy.samples import sort_out
+from surefoot.learner.samples import drop_ungraded
 from surefoot.protocols import Request, ToolAnswer
 from surefoot.records import Group
 
@@ -39,7 +39,7 @@ def test_a_rollout_whose_tool_died_has_no_verdict_and_its_sibling_keeps_its_own(
     group = played(dies_for("/1"))
     assert group.rewards == (1.0, None)
     assert [rollout.failure for rollout in group.rollouts] == [None, "tool_crashed"]
-    assert sort_out([group], partial="drop").dropped == {"tool_crashed": 1, "partial_group": 1}
+    assert drop_ungraded([group], partial="drop").dropped == {"tool_crashed": 1, "partial_group": 1}
 
 
 def test_planted_error_text_as_an_answer_is_scored_like_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,4 +55,6 @@ def test_planted_error_text_as_an_answer_is_scored_like_a_mistake(monkeypatch: p
     monkeypatch.setattr(Box, "call", fed)
     group = played(dies_for("/1"))
     assert group.rewards == (1.0, 0.0), "the planted bug is in place"
-    assert not sort_out([group], partial="drop").dropped, "and nothing but the reason on the rollout would have told"
+    assert not drop_ungraded([group], partial="drop").dropped, (
+        "and nothing but the reason on the rollout would have told"
+    )

@@ -6,8 +6,8 @@ import pytest
 from tool_kit import PEBBLE
 
 from surefoot.errors import ModelError
-from surefoot.policy import chat_replies
-from surefoot.policy.chat import ChatCodec
+from surefoot.learner import chat
+from surefoot.learner.chat import ChatCodec
 
 FORGETS = (
     "{% for m in messages %}{% set said = m.content.split('</think>')[-1] if m.role == 'assistant' and not loop.last "
@@ -34,7 +34,7 @@ def test_a_template_that_forgets_its_reasoning_is_refused_with_the_turn_and_the_
 
 
 def test_planted_codec_without_the_question_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_replies, "check_history", lambda render: None)
+    monkeypatch.setattr(chat, "check_history", lambda render: None)
     known = codec(FORGETS)
     talk = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "<think>a</think>b"}]
     first, second = (known._text(messages, False) for messages in (talk, [*talk, {"role": "tool", "content": "c"}]))

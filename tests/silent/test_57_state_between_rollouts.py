@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tool_kit import call, play
 
-from surefoot.envs.sources.trl_environment import EnvironmentToolkit
 from surefoot.protocols import Request
 from surefoot.records import Rollout
+from surefoot.tools.python.environments import EnvironmentToolkit
 
 
 class Counter:

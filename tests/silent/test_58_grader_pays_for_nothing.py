@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from surefoot.envs.verify.reward_probe import Scored, probe_reward
 from surefoot.records import Task, Verdict
+from surefoot.rewards.probe import Scored, probe_reward
 
 TASKS = [Task(id=f"t{n}", prompt=f"{n}*7=?", columns={"answer": str(7 * n)}) for n in range(11, 19)]
 

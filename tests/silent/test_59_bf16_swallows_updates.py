@@ -12,9 +12,9 @@ import torch
 from silent_kit import make_learner, sampled, tiny_net
 
 from surefoot.errors import NumericsError
-from surefoot.policy import learner as learner_module
-from surefoot.policy.learner import GRPOLearner
-from surefoot.policy.masters import Masters
+from surefoot.learner import grpo
+from surefoot.learner.grpo import GRPOLearner
+from surefoot.learner.precision import MasterWeights
 
 pytestmark = pytest.mark.usefixtures("bfloat16_products")
 STEPS, RATE = 4, 1e-6
@@ -42,12 +42,12 @@ def test_bfloat16_changes_as_many_entries_as_float32() -> None:
 
 def step_the_coarse_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimiser gets the network's own parameters, as plain torch code does."""
-    monkeypatch.setattr(learner_module, "make_masters", lambda net, given: None)
+    monkeypatch.setattr(grpo, "make_master_weights", lambda net, given: None)
 
 
 def coarse_masters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masters exist, and are rounded as well after every step."""
-    real = learner_module.CountedStep.take
+    real = grpo.CountedStep.take
 
     def take(self: Any) -> Any:
         before = [p.detach().clone() for p in self.copies]
@@ -57,7 +57,7 @@ def coarse_masters(monkeypatch: pytest.MonkeyPatch) -> None:
         changed = sum(int((p.detach() != old).sum()) for p, old in zip(self.copies, before, strict=True))
         return replace(found, changed=changed, taken=min(changed, found.due))
 
-    monkeypatch.setattr(learner_module.CountedStep, "take", take)
+    monkeypatch.setattr(grpo.CountedStep, "take", take)
 
 
 @pytest.mark.parametrize("bug", [step_the_coarse_weights, coarse_masters])
@@ -78,10 +78,10 @@ def test_planted_rate_below_float32s_own_last_digit_stops_the_run() -> None:
 def test_the_check_is_what_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wire cut: without the check the old behaviour is back, and nothing else notices."""
     step_the_coarse_weights(monkeypatch)
-    monkeypatch.setattr(learner_module, "check_taken_in", lambda *args: None)
+    monkeypatch.setattr(grpo, "check_taken_in", lambda *args: None)
     assert max(changed(copy.deepcopy(tiny_net()).to(torch.bfloat16))) < 0.1
 
 
 def test_masters_are_where_bfloat16_is() -> None:
     learner: GRPOLearner = make_learner(tiny_net().to(torch.bfloat16))
-    assert isinstance(learner.masters, Masters)
+    assert isinstance(learner.masters, MasterWeights)

@@ -8,8 +8,8 @@ import pytest
 from silent_kit import STOP_ID, TASKS, make_engine, make_learner, make_runtime, make_sample, prepare, tiny_net
 
 from surefoot.errors import EngineError, InvariantError
+from surefoot.learner import grpo
 from surefoot.maths.packing import make_batch
-from surefoot.policy import learner as learner_module
 from surefoot.protocols import Completion
 
 LONG, SHORT = (7, 8, 9, 10, 11, STOP_ID), (9, STOP_ID)
@@ -39,13 +39,13 @@ def test_every_completion_is_trained_to_its_last_token() -> None:
 
 
 def test_a_wider_batch_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learner_module, "make_batch", clamped(32))
+    monkeypatch.setattr(grpo, "make_batch", clamped(32))
     assert trained_tokens() == len(LONG) + len(SHORT)
 
 
 @pytest.mark.parametrize("width", [1, 5])
 def test_planted_clamp_to_a_bucket_is_refused(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    monkeypatch.setattr(learner_module, "make_batch", clamped(width))
+    monkeypatch.setattr(grpo, "make_batch", clamped(width))
     with pytest.raises(InvariantError, match=f"has room for {width} of 6 completion tokens"):
         trained_tokens()
 
@@ -54,7 +54,7 @@ def test_planted_clamp_of_the_sequence_is_refused(monkeypatch: pytest.MonkeyPatc
     def packing(samples: Any, *, pad_token_id: int) -> Any:
         return make_batch(samples, pad_token_id=pad_token_id, seq_len_buckets=[12])  # prompt of 9, so 3 are left
 
-    monkeypatch.setattr(learner_module, "make_batch", packing)
+    monkeypatch.setattr(grpo, "make_batch", packing)
     with pytest.raises(InvariantError, match="has room for 3 of 6 completion tokens"):
         trained_tokens()
 

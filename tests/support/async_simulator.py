@@ -29,19 +29,17 @@ from virtual_clock import DeadlockError, run_virtually
 
 from surefoot.config import Config
 from surefoot.errors import EngineError, FleetError, StalledError, SurefootError
-from surefoot.protocols import Assignment
+from surefoot.protocols import StepBatch
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.runtime.orders import Order, Played, Sampling
+from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.router import LoadAwareRouter
-from surefoot.runtime.schedule import allowance
-from surefoot.runtime.stream import Stream
-from surefoot.store import batches as batches_module
-from surefoot.store import journal_file
-from surefoot.store import ledger as ledger_module
-from surefoot.store.batches import BatchLog
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Item, Ledger
-from surefoot.store.ledger_records import Dropped, Trained
+from surefoot.runtime.sampler import AsyncSampler, allowance
+from surefoot.storage import batches as batches_module
+from surefoot.storage import journal, ledger
+from surefoot.storage.batches import BatchLog
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Ledger, Visit
+from surefoot.storage.ledger_records import Dropped, Trained
 
 REPLICAS = 64
 DEADLINE = 1e7
@@ -68,11 +66,11 @@ class Promise:
 class Outside:
     """What the world was told; it survives every driver."""
 
-    finished: dict[Item, Promise] = field(default_factory=dict)
-    learned: dict[int, tuple[tuple[Item, ...], tuple[int, ...]]] = field(default_factory=dict)
+    finished: dict[Visit, Promise] = field(default_factory=dict)
+    learned: dict[int, tuple[tuple[Visit, ...], tuple[int, ...]]] = field(default_factory=dict)
     """By first step: whom it was made of, and which of their groups."""
     saved: int = 0
-    lineage: dict[int, tuple[Item, ...]] = field(default_factory=dict)
+    lineage: dict[int, tuple[Visit, ...]] = field(default_factory=dict)
     """By step of a saved checkpoint: everything that is in its weights."""
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -146,7 +144,7 @@ class Replicas:
             else:
                 self.versions[i] = version
 
-    async def play(self, order: Order) -> Played:
+    async def play(self, order: RolloutRequest) -> RolloutResult:
         world = self.world
         self.life.asked(order)
         self.in_play += 1
@@ -159,7 +157,7 @@ class Replicas:
         finally:
             self.in_play -= 1
 
-    async def _played(self, order: Order, replica: int) -> Played:
+    async def _played(self, order: RolloutRequest, replica: int) -> RolloutResult:
         world, rng = self.world, self.world.rng
         version = self.versions[replica]
         duration = rng.lognormvariate(0.0, 0.5) * (8.0 if world.chance(0.05) else 1.0)
@@ -175,10 +173,10 @@ class Replicas:
             raise FleetError("nobody is left", "they all crashed", "start again")
         world.serial += 1
         end = self.versions[replica]
-        return Played(_group(order, world.serial, version, end), (None, None))
+        return RolloutResult(_group(order, world.serial, version, end), (None, None))
 
 
-def _group(order: Order, payload: int, version: int, end: int) -> Group:
+def _group(order: RolloutRequest, payload: int, version: int, end: int) -> Group:
     turn = Turn((1,), (2, payload), (-0.5, -0.5), version, version_end=end)
     return Group(
         order.task, order.group, tuple(Rollout(order.task.id, order.group, i, (turn,), float(i)) for i in range(2))
@@ -212,7 +210,7 @@ class WatchedBatches(BatchLog):
 
     life: Life
 
-    def deliver(self, groups: Mapping[Item, Group]) -> None:
+    def deliver(self, groups: Mapping[Visit, Group]) -> None:
         super().deliver(groups)
         for item, group in groups.items():
             self.life.finished(item, group)
@@ -236,7 +234,7 @@ class Life:
             self.ledger.rewind(self.step)
             world.counts["rewind"] += 1
         self.crew = Replicas(world, self)
-        self.stream = Stream(
+        self.stream = AsyncSampler(
             self.ledger, self.batches, world.tasks, self.crew, _order, config=self.config, trained=lambda: self.version
         )
 
@@ -246,18 +244,18 @@ class Life:
 
     # -- the account outside --------------------------------------------------------------
 
-    def finished(self, item: Item, group: Group) -> None:
+    def finished(self, item: Visit, group: Group) -> None:
         self.world.outside.finished[item] = Promise(payload_of(group), group.rollouts[0].turns[0].version)
 
-    def stale(self, item: Item) -> None:
+    def stale(self, item: Visit) -> None:
         promise = self.world.outside.finished.pop(item, None)
         if promise is not None and self.version - promise.version <= self.config.max_staleness:
             self.world.fail(f"{item} of version {promise.version} was called too old for a learner at {self.version}")
         self.world.counts["stale"] += 1
 
-    def asked(self, order: Order) -> None:
+    def asked(self, order: RolloutRequest) -> None:
         """A group is asked for: it may not be here already, and there has to be use for it."""
-        item, stream, config = Item(order.task.id, order.step), self.stream, self.config
+        item, stream, config = Visit(order.task.id, order.step), self.stream, self.config
         promise = self.world.outside.finished.get(item)
         if promise is not None and self.version - promise.version <= config.max_staleness:
             self.world.fail(f"{item} is asked for again, and its group of version {promise.version} was finished")
@@ -274,12 +272,12 @@ class Life:
         while self.step < config.max_steps:
             world.instant("before draw")
             mover = asyncio.create_task(self._move()) if world.moving else None
-            batch = await stream.draw(self.step + 1, config.tasks_per_step)
+            batch = await stream.next_batch(self.step + 1, config.tasks_per_step)
             if mover is not None:
                 mover.cancel()
             self._look(batch)
             world.instant("drawn")
-            stream.keep(batch, batch.groups or ())
+            stream.record_rollouts(batch, batch.groups or ())
             self._remember(batch)
             await asyncio.sleep(world.learn_s * world.rng.random())
             self._learn(batch)
@@ -301,7 +299,7 @@ class Life:
         self.crew.publish(self.version)
         self.stream.advance(self.version)
 
-    def _look(self, batch: Assignment) -> None:
+    def _look(self, batch: StepBatch) -> None:
         world, groups = self.world, batch.groups or ()
         if len(groups) != self.config.tasks_per_step:
             world.fail(f"step {batch.step} got {len(groups)} groups of {self.config.tasks_per_step}")
@@ -310,9 +308,9 @@ class Life:
             world.fail(f"step {batch.step} is trained on ages {ages}, max_staleness is {self.config.max_staleness}")
         world.counts["old"] += max(ages) > 0
 
-    def _remember(self, batch: Assignment) -> None:
+    def _remember(self, batch: StepBatch) -> None:
         """From here on the step may have been seen: it is this one, for ever."""
-        items = self.stream.books._open[batch.step].items
+        items = self.stream.queue._open[batch.step].items
         mine = tuple(items), tuple(payload_of(group) for group in batch.groups or ())
         before = self.world.outside.learned.setdefault(batch.step, mine)
         if before != mine:
@@ -324,15 +322,15 @@ class Life:
         if twice := set(items) & set(self.in_weights):
             self.world.fail(f"step {batch.step} trains {sorted(twice)} once more")
 
-    def _learn(self, batch: Assignment) -> None:
+    def _learn(self, batch: StepBatch) -> None:
         world, config = self.world, self.config
-        items = self.stream.books._open[batch.step].items
+        items = self.stream.queue._open[batch.step].items
         self.step += config.num_iterations
         self.version += config.num_iterations
         if self.step % config.weight_sync_steps == 0 or self.step == config.max_steps:
             self._publish()
         fates = ["no_contrast" if zlib.crc32(str(item).encode()) % 9 == 0 else None for item in items]
-        self.stream.settle(batch, self.step, fates)
+        self.stream.close_batch(batch, self.step, fates)
         self.in_weights = (*self.in_weights, *(i for i, fate in zip(items, fates, strict=True) if fate is None))
         self.ledger.check()
         if self.ledger.balance().lost:
@@ -360,23 +358,23 @@ class Life:
         world.counts["dropped"] += len(gone)
 
 
-def _order(task: Task, visit: int, position: int) -> Order:
-    return Order(task, (1,), Sampling(2, 1.0, 4, 8), "train", visit, position)
+def _order(task: Task, visit: int, position: int) -> RolloutRequest:
+    return RolloutRequest(task, (1,), Sampling(2, 1.0, 4, 8), "train", visit, position)
 
 
 @contextlib.contextmanager
 def _deadly(world: World) -> Iterator[None]:
     """Every failpoint of the store is a moment at which the driver may die. Nobody loses power, so nothing is synced."""
-    modules: Sequence[Any] = (batches_module, ledger_module)
+    modules: Sequence[Any] = (batches_module, ledger)
     before = [module.failpoint for module in modules]
-    sync = journal_file.SystemFile.sync
+    sync = journal.SystemFile.sync
     try:
-        journal_file.SystemFile.sync = lambda self: None  # type: ignore[method-assign]
+        journal.SystemFile.sync = lambda self: None  # type: ignore[method-assign]
         for module in modules:
             module.failpoint = world.instant
         yield
     finally:
-        journal_file.SystemFile.sync = sync  # type: ignore[method-assign]
+        journal.SystemFile.sync = sync  # type: ignore[method-assign]
         for module, real in zip(modules, before, strict=True):
             module.failpoint = real
 

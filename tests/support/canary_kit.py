@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from command import Ran, surefoot
 
-from surefoot.envs.rewards.process_tree import family
+from surefoot.system.process import family
 
 CANARIES = {
     "HUGGING_FACE_HUB_TOKEN": "hf_canaryOneAbcdefghijkl",

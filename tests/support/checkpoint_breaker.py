@@ -29,8 +29,8 @@ import torch
 from checkpoint_kit import Session, fingerprint, make_learner
 
 from surefoot.errors import StorageError
-from surefoot.policy.training_state import capture
-from surefoot.store.retention import newest_good, sweep
+from surefoot.learner.checkpoint import capture
+from surefoot.storage.checkpoints import newest_good, sweep
 
 CALLS = (
     "write",

@@ -21,15 +21,14 @@ from typing import Any
 import torch
 from transformers.utils import logging as hf_logging
 
+from surefoot.learner.checkpoint import TrainingState, capture, load_training_checkpoint, save_training_checkpoint
+from surefoot.learner.forward import score_batch
+from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.precision import split_precision
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.packing import make_batch
-from surefoot.policy.checkpoint_read import load_training_checkpoint
-from surefoot.policy.forward import score_batch
-from surefoot.policy.learner import GRPOLearner, LearnerSettings
-from surefoot.policy.masters import split_precision
-from surefoot.policy.training_state import TrainingState, capture, save_training_checkpoint
 from surefoot.records import Group, Rollout, Task, TrainSample, Turn
-from surefoot.store.manifest import MANIFEST, manifest_text
+from surefoot.storage.files import MANIFEST, manifest_text
 
 ROOT = Path(__file__).parents[2]
 PASSES = 2
@@ -58,7 +57,7 @@ def make_learner(
 
 def draw(learner: GRPOLearner, collect: int) -> list[TrainSample]:
     """Samples as an engine with the learner's weights would have stamped them."""
-    from surefoot.policy.samples import weigh
+    from surefoot.learner.samples import to_samples
 
     stream = random.Random(f"draw/{collect}")
     groups = []
@@ -70,7 +69,7 @@ def draw(learner: GRPOLearner, collect: int) -> list[TrainSample]:
             turn = Turn(prompt, said, (0.0,) * len(said), learner.version, finish_reason="stop")
             rollouts.append(Rollout(f"t{g}", name, i, (turn,), reward=float(stream.random())))
         groups.append(Group(Task(id=f"t{g}", prompt="?"), name, tuple(rollouts)))
-    samples = weigh(groups, scale="group")
+    samples = to_samples(groups, scale="group")
     batch, _ = make_batch(samples, pad_token_id=0)
     with torch.no_grad():
         scores = score_batch(learner.net, batch, temperature=1.0, with_entropy=False).logprobs

@@ -25,9 +25,8 @@ import torch
 from checkpoint_kit import Session, fingerprint, make_learner, resealed
 
 from surefoot.errors import StateError
-from surefoot.policy.checkpoint_read import load_training_checkpoint
-from surefoot.policy.training_state import capture
-from surefoot.store.manifest import MANIFEST, _digest, _text
+from surefoot.learner.checkpoint import capture, load_training_checkpoint
+from surefoot.storage.files import MANIFEST, _digest, _text
 
 
 def tensor_files(folder: Path) -> list[str]:

@@ -18,8 +18,7 @@ from doc_blocks import EXITS, Block, blocks
 from repo_tree import ROOT
 
 from surefoot.config import Config
-from surefoot.config_load import load_config
-from surefoot.config_load.load import config_from_values
+from surefoot.config.load import config_from_values, load_config
 from surefoot.errors import ConfigError
 
 REFUSED = ("2", "3", "4", "5")

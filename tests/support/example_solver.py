@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from surefoot.envs.sandbox import available
 from surefoot.protocols import Toolbox
+from surefoot.sandbox.sandbox import available
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SERVERS, TASKS = EXAMPLES / "servers", EXAMPLES / "tasks"

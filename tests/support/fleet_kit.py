@@ -8,24 +8,24 @@ from typing import Any, TypeVar
 
 from surefoot.protocols import Completion, Request
 from surefoot.records import Group, Rollout, Task
-from surefoot.runtime.fleet import Fleet
-from surefoot.runtime.fleet_members import EngineGoneError, Limits, MemberLostError, Report
-from surefoot.runtime.orders import Order, Played, Sampling
+from surefoot.runtime.replica_pool import ReplicaPool
+from surefoot.runtime.replicas import EngineGoneError, ReplicaLimits, ReplicaLostError, RolloutReport
+from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
 
 T = TypeVar("T")
-QUICK = Limits(
+QUICK = ReplicaLimits(
     start_timeout_s=5.0, max_restarts=3, rollout_timeout_s=5.0, heartbeat_s=0.002, silence_s=1.0, backoff_s=0.0
 )
 LINES = "Traceback (most recent call last):\nMemoryError: 3 GiB"
 
 
-def order(number: int = 0) -> Order:
-    return Order(Task(id=f"t{number}", prompt="?"), (1, 2), Sampling(2, 1.0, 4, 8), "train", 1, number)
+def order(number: int = 0) -> RolloutRequest:
+    return RolloutRequest(Task(id=f"t{number}", prompt="?"), (1, 2), Sampling(2, 1.0, 4, 8), "train", 1, number)
 
 
-def played(asked: Order) -> Played:
+def played(asked: RolloutRequest) -> RolloutResult:
     rollouts = tuple(Rollout(asked.task.id, asked.group, i, (), failure="none:asked") for i in range(2))
-    return Played(Group(asked.task, asked.group, rollouts), (None, None))
+    return RolloutResult(Group(asked.task, asked.group, rollouts), (None, None))
 
 
 class FakeMember:
@@ -43,7 +43,7 @@ class FakeMember:
         if self.silent:
             await asyncio.Event().wait()
         if self.died.is_set():
-            raise MemberLostError(f"{self.name} died of signal 9")
+            raise ReplicaLostError(f"{self.name} died of signal 9")
         return {"version": getattr(self, "version", None), "in_flight": 0, "progress": 0}
 
     def kill(self) -> None:
@@ -70,18 +70,18 @@ class FakeEngine(FakeMember):
     async def _answer(self) -> None:
         await asyncio.sleep(0)
         if self.died.is_set():
-            raise MemberLostError(f"{self.name} died of signal 9")
+            raise ReplicaLostError(f"{self.name} died of signal 9")
 
 
 class FakeWorker(FakeMember):
-    async def play(self, asked: Order, engine: FakeEngine, attempt: int) -> Report:
+    async def play(self, asked: RolloutRequest, engine: FakeEngine, attempt: int) -> RolloutReport:
         self.transport.tries.append((asked.group, attempt, self.name, self.life, engine.name, engine.version))
         play = asyncio.ensure_future(self.transport.act(self, asked, engine, attempt))
         ends = [play, *(asyncio.ensure_future(member.died.wait()) for member in (self, engine))]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self.died.is_set() and not self.silent:
-                raise MemberLostError(f"{self.name} died of signal 9")
+                raise ReplicaLostError(f"{self.name} died of signal 9")
             if engine.died.is_set():
                 raise EngineGoneError(f"{engine.name} is gone")
             return await play
@@ -90,7 +90,7 @@ class FakeWorker(FakeMember):
                 each.cancel()
 
 
-Act = Callable[[FakeWorker, Order, FakeEngine, int], Awaitable[Report]]
+Act = Callable[[FakeWorker, RolloutRequest, FakeEngine, int], Awaitable[RolloutReport]]
 
 
 class FakeTransport:
@@ -107,10 +107,12 @@ class FakeTransport:
         self.gate.set()
         self.act: Act = self.answer
 
-    async def answer(self, worker: FakeWorker, asked: Order, engine: FakeEngine, attempt: int) -> Report:
+    async def answer(
+        self, worker: FakeWorker, asked: RolloutRequest, engine: FakeEngine, attempt: int
+    ) -> RolloutReport:
         await asyncio.sleep(0)
         await self.gate.wait()
-        return Report(asked.group, attempt, played(asked))
+        return RolloutReport(asked.group, attempt, played(asked))
 
     async def start_engine(self, index: int, life: int) -> FakeEngine:
         self.engines[index] = await self._started(FakeEngine(self, f"engine {index}", life))
@@ -133,9 +135,11 @@ class FakeTransport:
         return member
 
 
-async def fleet_of(transport: FakeTransport, *, engines: int = 2, workers: int = 2, limits: Limits = QUICK) -> Fleet:
+async def fleet_of(
+    transport: FakeTransport, *, engines: int = 2, workers: int = 2, limits: ReplicaLimits = QUICK
+) -> ReplicaPool:
     """A fleet that is up; two groups at a time on each member."""
-    fleet = Fleet(transport, engines=engines, workers=workers, engine_slots=2, worker_slots=2, limits=limits)
+    fleet = ReplicaPool(transport, engines=engines, workers=workers, engine_slots=2, worker_slots=2, limits=limits)
     await fleet.start()
     return fleet
 

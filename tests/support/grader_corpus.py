@@ -208,7 +208,9 @@ DEEDS = {
     "calls what it is given with an object that raises": "class No:\n    def __getattr__(self, n): raise ValueError(n)\n    def __eq__(self, o): raise ValueError\n    __hash__ = object.__hash__\n" + SWALLOWS.format("No()"),
     "changes what it returned": "import threading\nkept = []\ndef cheat(*words, **more):\n    threading.Thread(target=lambda: kept.append(True), daemon=True).start()\n    return kept\n",
 }  # fmt: skip
-MINE = "import sys, os, struct, json\nmain = sys.modules['__main__']\nfrom surefoot.envs.sandboxes import code_codec, code_wire\n"
+MINE = (
+    "import sys, os, struct, json\nmain = sys.modules['__main__']\nfrom surefoot.sandbox import code_codec, code_wire\n"
+)
 PATCHES = {
     "packs everything as a class": "code_codec.Codec.pack = lambda *a: {'o': [0, 'callable']}",
     "packs everything as an iterator": "code_codec.Codec.pack = lambda *a: {'o': [0, 'iterator']}",

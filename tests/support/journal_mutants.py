@@ -17,8 +17,8 @@ from typing import Any
 from forgetful_disk import ForgetfulFile
 
 from surefoot.errors import SurefootError
-from surefoot.store import frames
-from surefoot.store.journal import Journal
+from surefoot.storage import journal as frames
+from surefoot.storage.journal import Journal
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:

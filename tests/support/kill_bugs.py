@@ -13,28 +13,28 @@ from typing import Any
 
 
 def _moments() -> None:
-    from surefoot.policy import checkpoint_read
+    from surefoot.learner import checkpoint
 
-    real = checkpoint_read.restore
+    real = checkpoint.restore
 
     def restore(learner: Any, state: Any) -> None:
         real(learner, state)
         learner.optimiser.state.clear()
 
-    checkpoint_read.restore = restore
+    checkpoint.restore = restore
 
 
 def _reference() -> None:
-    from surefoot.policy import checkpoint_read, training_state
+    from surefoot.learner import checkpoint
 
-    real = checkpoint_read.restore
+    real = checkpoint.restore
 
     def restore(learner: Any, state: Any) -> None:
         real(learner, state)
         fresh = {name: value * 1.5 for name, value in state.reference.items()}
-        training_state._copy_into(training_state.weights_of(learner.reference), fresh)
+        checkpoint._copy_into(checkpoint.weights_of(learner.reference), fresh)
 
-    checkpoint_read.restore = restore
+    checkpoint.restore = restore
 
 
 def _without(where: str, name: str, instead: Callable[..., Any] = lambda *args, **kwargs: None) -> Callable[[], None]:
@@ -43,41 +43,43 @@ def _without(where: str, name: str, instead: Callable[..., Any] = lambda *args, 
     def put() -> None:
         module, _, owner = where.partition(":")
         home: Any = importlib.import_module(module)
-        setattr(getattr(home, owner) if owner else home, name, instead)
+        place = getattr(home, owner) if owner else home
+        assert hasattr(place, name), f"{where} has no {name}: a bug that is planted nowhere shows nothing"
+        setattr(place, name, instead)
 
     return put
 
 
 def _between() -> None:
-    from surefoot.assemble import run_state
-    from surefoot.loop_notes import Between
+    from surefoot import loop_state
+    from surefoot.loop_state import GuardInputs
 
-    run_state.Between = lambda **kept: Between()  # type: ignore[assignment,misc]
+    loop_state.GuardInputs = lambda **kept: GuardInputs()  # type: ignore[assignment,misc]
 
 
 def _lease_dropped() -> None:
-    from surefoot.runtime.books import RunBooks
+    from surefoot.runtime.task_queue import DurableTaskQueue
 
-    real = RunBooks._lease_again
+    real = DurableTaskQueue._lease_again
 
     def lease_again(self: Any, step: int, items: Any) -> Any:
         first, *others = real(self, step, items).items()
         self.ledger.drop([first[1].item], "forgotten")
         return dict(others)
 
-    RunBooks._lease_again = lease_again  # type: ignore[method-assign]
+    DurableTaskQueue._lease_again = lease_again  # type: ignore[method-assign]
 
 
 def _other_order() -> None:
-    from surefoot.runtime.books import RunBooks
+    from surefoot.runtime.task_queue import DurableTaskQueue
 
-    real = RunBooks.plan_epoch
+    real = DurableTaskQueue.plan_epoch
 
     def plan_epoch(self: Any, needed: int, held: Any = ()) -> None:
         self.plan.seed += 1
         real(self, needed, held)
 
-    RunBooks.plan_epoch = plan_epoch  # type: ignore[method-assign]
+    DurableTaskQueue.plan_epoch = plan_epoch  # type: ignore[method-assign]
 
 
 def _other_groups() -> None:
@@ -85,35 +87,35 @@ def _other_groups() -> None:
     from dataclasses import replace
 
     from surefoot import loop
-    from surefoot.runtime.books import LooseBooks, RunBooks
+    from surefoot.runtime.task_queue import DurableTaskQueue, MemoryTaskQueue
 
-    real = RunBooks.draw
+    real = DurableTaskQueue.next_batch
 
-    def draw(self: Any, step: int, n: int) -> Any:
+    def next_batch(self: Any, step: int, n: int) -> Any:
         return replace(real(self, step, n), groups=None)
 
-    RunBooks.draw = draw  # type: ignore[method-assign]
-    RunBooks.delivering = LooseBooks.delivering  # type: ignore[assignment, method-assign]
+    DurableTaskQueue.next_batch = next_batch  # type: ignore[method-assign]
+    DurableTaskQueue.recording = MemoryTaskQueue.recording  # type: ignore[assignment, method-assign]
 
     def keep(self: Any, batch: Any, _: Any) -> None:
         self.ledger.complete(list(self._open[batch.step].leases.values()))
 
-    RunBooks.keep = keep  # type: ignore[method-assign]
+    DurableTaskQueue.record_rollouts = keep  # type: ignore[method-assign]
     loop.publish = lambda run: {}
 
 
 def _checked_twice() -> None:
-    from surefoot.assemble import run_state
+    from surefoot import loop_state
 
-    run_state.PLAIN = tuple(name for name in run_state.PLAIN if name != "checked")
+    loop_state.PLAIN = tuple(name for name in loop_state.PLAIN if name != "checked")
 
 
 def _batch_not_kept() -> None:
-    from surefoot.store.batches import BatchLog, Kept
+    from surefoot.storage.batches import BatchLog, JournaledBatch
 
     def compose(self: Any, step: int, items: Any) -> None:
         self._current()
-        self._kept[step] = Kept(0, tuple(items), ())
+        self._kept[step] = JournaledBatch(0, tuple(items), ())
         self.release(items)
 
     BatchLog.compose = compose  # type: ignore[method-assign]
@@ -121,7 +123,7 @@ def _batch_not_kept() -> None:
 
 def _other_sequence() -> None:
     """A batch that is repeated has its groups the other way round."""
-    from surefoot.store.batches import BatchLog
+    from surefoot.storage.batches import BatchLog
 
     real = BatchLog.load
     BatchLog.load = lambda self, step, tasks: real(self, step, tasks)[::-1]  # type: ignore[method-assign]
@@ -129,51 +131,51 @@ def _other_sequence() -> None:
 
 def _never_finished() -> None:
     """A resume does not ask whether the run is over."""
-    from surefoot.assemble import session
+    from surefoot.run import session
 
     session.final_verdict = lambda folder, config: None  # type: ignore[assignment]
 
 
 def _forgets_the_old_end() -> None:
     """A run that was made longer does not know where it ended before."""
-    home: Any = importlib.import_module("surefoot.assemble.resume")
+    home: Any = importlib.import_module("surefoot.run.resume")
     home.former_ends = lambda keeper, extension: frozenset()
 
 
 def _config_first() -> None:
     """A new length is in config.toml before the journal knows of it."""
-    from surefoot.assemble import extend
-    from surefoot.store.failpoints import failpoint
+    from surefoot.run import resume
+    from surefoot.storage.failpoints import failpoint
 
-    real = extend.write_extension
+    real = resume.write_extension
 
     def write(keeper: Any, extension: Any, version: int) -> None:
-        extend.atomic_write(keeper.folder.config, extend.config_text(extension.loaded.resolved))
+        resume.atomic_write(keeper.folder.config, resume.config_text(extension.loaded.resolved))
         failpoint("extend.journaled")
         real(keeper, extension, version)
 
-    home: Any = importlib.import_module("surefoot.assemble.resume")
+    home: Any = importlib.import_module("surefoot.run.resume")
     home.write_extension = write
 
 
 def _given_up_in_memory() -> None:
     """Groups without a verdict are forgotten, and not on the disk."""
-    from surefoot.store.batches import BatchLog
+    from surefoot.storage.batches import BatchLog
 
     BatchLog.give_up = BatchLog.release  # type: ignore[method-assign]
 
 
 def _journaled_at_the_end() -> None:
     """Groups are written when their batch is whole, and no sooner: what the loop hands on is cut."""
-    from surefoot.runtime.books import LooseBooks, RunBooks
+    from surefoot.runtime.task_queue import DurableTaskQueue, MemoryTaskQueue
 
-    RunBooks.delivering = LooseBooks.delivering  # type: ignore[assignment, method-assign]
+    DurableTaskQueue.recording = MemoryTaskQueue.recording  # type: ignore[assignment, method-assign]
 
 
 def _trained_too_early() -> None:
-    from surefoot.runtime.books import RunBooks
+    from surefoot.runtime.task_queue import DurableTaskQueue
 
-    real = RunBooks.keep
+    real = DurableTaskQueue.record_rollouts
 
     def keep(self: Any, assignment: Any, groups: Any) -> None:
         batch = self._open[assignment.step]
@@ -184,12 +186,12 @@ def _trained_too_early() -> None:
             real(self, assignment, groups)
             self.ledger.trained(assignment.step, batch.items)
 
-    RunBooks.keep = keep  # type: ignore[method-assign]
-    RunBooks.settle = lambda self, assignment, step, fates: None  # type: ignore[method-assign]
+    DurableTaskQueue.record_rollouts = keep  # type: ignore[method-assign]
+    DurableTaskQueue.close_batch = lambda self, assignment, step, fates: None  # type: ignore[method-assign]
 
 
 def _no_sync() -> None:
-    from surefoot.store.journal import Journal
+    from surefoot.storage.journal import Journal
 
     def sync(self: Any) -> None:
         self._synced = self._end
@@ -202,12 +204,12 @@ BUGS: dict[str, Callable[[], None]] = {
     "reference_not_restored": _reference,
     "guard_not_restored": _without("surefoot.guards.collapse:HeldOutGuard", "load_state_dict"),
     "between_not_restored": _between,
-    "metrics_not_cut": _without("surefoot.assemble.keeper", "metrics_until", lambda *args, **kwargs: (None, 0)),
-    "metrics_not_synced": _without("surefoot.assemble.keeper:Keeper", "sync_metrics"),
-    "config_not_confirmed": _without("surefoot.assemble.keeper", "confirm"),
-    "numbers_not_asked_for": _without("surefoot.assemble.keeper:Keeper", "_require_numbers"),
+    "metrics_not_cut": _without("surefoot.run.store", "metrics_until", lambda *args, **kwargs: (None, 0)),
+    "metrics_not_synced": _without("surefoot.run.store:RunStore", "sync_metrics"),
+    "config_not_confirmed": _without("surefoot.run.store", "assert_same_run"),
+    "numbers_not_asked_for": _without("surefoot.run.store:RunStore", "_require_numbers"),
     "lease_dropped": _lease_dropped,
-    "rewind_skipped": _without("surefoot.store.ledger:Ledger", "rewind"),
+    "rewind_skipped": _without("surefoot.storage.ledger:Ledger", "rewind"),
     "other_order": _other_order,
     "other_groups": _other_groups,
     "checked_twice": _checked_twice,
@@ -220,7 +222,7 @@ BUGS: dict[str, Callable[[], None]] = {
     "forgets_the_old_end": _forgets_the_old_end,
     "config_first": _config_first,
     "no_sync": _no_sync,
-    "stop_without_limit": _without("surefoot.stopping.signals:StopSignals", "hard_s", float("inf")),  # type: ignore[arg-type]
+    "stop_without_limit": _without("surefoot.system.signals:StopSignals", "hard_s", float("inf")),  # type: ignore[arg-type]
 }
 
 
@@ -228,7 +230,7 @@ def forgetful_disk() -> None:
     """Journals live on a disk that keeps only what was synced."""
     from forgetful_disk import ForgetfulFile
 
-    from surefoot.store import journal
+    from surefoot.storage import journal
 
     class Forgetful(ForgetfulFile):
         def __init__(self, path: Path, *, readonly: bool = False) -> None:

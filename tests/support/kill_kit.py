@@ -46,13 +46,13 @@ def warm_up() -> None:
 
     torch.set_num_threads(1)
     for name in (
-        "surefoot.cli", "surefoot.assemble.session", "surefoot.assemble.build", "surefoot.assemble.run_state",
-        "surefoot.loop", "surefoot.runtime.books", "surefoot.policy.training_state",
-        "surefoot.policy.checkpoint_read", "surefoot.tracking.view", "kill_plants",
+        "surefoot.cli", "surefoot.run.session", "surefoot.run.build", "surefoot.loop_state",
+        "surefoot.loop", "surefoot.runtime.task_queue", "surefoot.learner.checkpoint",
+        "surefoot.learner.checkpoint", "surefoot.report.view", "kill_plants",
     ):  # fmt: skip
         importlib.import_module(name)
     make_model(MODEL, seed=0)
-    from surefoot.policy.load import load_policy
+    from surefoot.learner.model import load_policy
 
     load_policy(MODEL, base=Path.cwd(), device="cpu", dtype="float32")
     gc.collect()
@@ -156,7 +156,7 @@ def _be_driver(argv: list[str], cwd: str, env: dict[str, str], out: str, before:
             os.close(descriptor)  # the last one tells the server that we are ready
         os.environ.clear()
         os.environ.update(env)
-        from surefoot.store import failpoints
+        from surefoot.storage import failpoints
 
         failpoints.read_environment()
         for name, *arguments in before:

@@ -21,8 +21,8 @@ from typing import Any
 
 import kill_bugs
 
-from surefoot.runtime import side_thread
-from surefoot.store import failpoints, journal_file
+from surefoot.runtime import threads
+from surefoot.storage import failpoints, journal
 
 
 def trace(path: str) -> None:
@@ -78,8 +78,8 @@ def requests(path: str) -> None:
     """Write down by name every completion that is asked of the engine, every rollout whose tools are opened or that is
     graded, and every call of a tool: of which rollout, the how manieth, and with what."""
     from surefoot.engines.embedded import EmbeddedEngine
-    from surefoot.envs.single_turn import SingleTurnEnvironment
-    from surefoot.envs.tools import ToolEnvironment
+    from surefoot.rewards.single_turn import SingleTurnEnvironment
+    from surefoot.tools.session import ToolEnvironment
 
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     generate, grade, opens = EmbeddedEngine.generate, SingleTurnEnvironment.grade, ToolEnvironment.open
@@ -124,21 +124,21 @@ def calls_by_every_word() -> None:
 
     It rarely ends what it says by itself; here that is no reason not to ask.
     """
-    from surefoot.envs import tools
-    from surefoot.envs.tool_calls import Call, Parsed
-    from surefoot.runtime import tool_rounds
+    from surefoot.runtime import rollout as tool_rounds
+    from surefoot.tools import session as tools
+    from surefoot.tools.parsing import ParsedCompletion, RequestedCall
 
-    def parse_calls(text: str, form: str = "") -> Parsed:
+    def parse_calls(text: str, form: str = "") -> ParsedCompletion:
         many = zlib.crc32(text.encode()) % 3
-        return Parsed(tuple(Call("look", {"place": f"{text} {n}"}, text) for n in range(many)), text)
+        return ParsedCompletion(tuple(RequestedCall("look", {"place": f"{text} {n}"}, text) for n in range(many)), text)
 
     tools.parse_calls, tool_rounds.LENGTH = parse_calls, "never"
 
 
 def learner_lost(when: str) -> None:
     """The learner's process, which is none here, is gone before step 1: while it starts, or in the baseline."""
-    from surefoot.assemble import build, session
     from surefoot.errors import LearnerLostError, LearnerStartError
+    from surefoot.run import build, session
 
     def lost(*_: Any, **__: Any) -> None:
         kind = LearnerStartError if when == "start" else LearnerLostError
@@ -165,12 +165,12 @@ def slow_config() -> None:
 
 def small_pieces() -> None:
     """A journal hands the system few bytes at a time, so that tiny records are written in several pieces too."""
-    journal_file.PIECE = 512
+    journal.PIECE = 512
 
 
 def one_by_one() -> None:
     """Groups that wait for the disk are written one at a time, so that a run passes each failpoint equally often."""
-    side_thread.MOST = 1
+    threads.MOST = 1
 
 
 # -- calls that fail ------------------------------------------------------------------------------

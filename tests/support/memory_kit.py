@@ -18,11 +18,11 @@ import torch
 from checkpoint_kit import make_net
 
 from surefoot.errors import SurefootError
+from surefoot.learner.forward import score_batch
+from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.samples import to_samples
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.packing import make_batch
-from surefoot.policy.forward import score_batch
-from surefoot.policy.learner import GRPOLearner, LearnerSettings
-from surefoot.policy.samples import weigh
 from surefoot.records import STOP, Group, Rollout, Task, TrainSample, Turn
 
 ROWS, WIDTH = 16, 128
@@ -45,7 +45,7 @@ def draw(net: Any, rows: int, width: int) -> list[TrainSample]:
         Rollout("t", "g", i, (Turn(prompt, ids, (0.0,) * width, 0, finish_reason=STOP),), reward=float(i))
         for i, ids in enumerate(said)
     )
-    samples = weigh([Group(Task(id="t", prompt="?"), "g", rollouts)], scale="group")
+    samples = to_samples([Group(Task(id="t", prompt="?"), "g", rollouts)], scale="group")
     with torch.no_grad():
         for i, sample in enumerate(samples):
             batch, _ = make_batch([sample], pad_token_id=0)

@@ -1,6 +1,6 @@
 """One step from questions to weights in a tiny world, and eight ways to put a number into it that is none.
 
-The way is the real one: collector, environment, `sort_out`, `weigh`, every invariant, learner. Only the model is small,
+The way is the real one: collector, environment, `drop_ungraded`, `to_samples`, every invariant, learner. Only the model is small,
 the answers are written down, and reward functions are called without a process of their own.
 
     world = World()
@@ -23,22 +23,22 @@ import torch
 from checkpoint_kit import make_net
 from torch import Tensor
 
-from surefoot.envs.rewards.marks import Mark, judge
-from surefoot.envs.single_turn import SingleTurnEnvironment
 from surefoot.errors import InvariantError
 from surefoot.guards import invariants
-from surefoot.guards.diversity import DiversityGuard
+from surefoot.guards.invariants import DiversityGuard
+from surefoot.guards.reward_values import RewardValue, parse_reward
+from surefoot.learner import grpo
+from surefoot.learner.checkpoint import TrainingState, capture, restore
+from surefoot.learner.forward import score_batch
+from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.nonfinite import name_of
+from surefoot.learner.samples import drop_ungraded, to_samples
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.packing import make_batch
-from surefoot.policy import learner as learner_module
-from surefoot.policy.forward import score_batch
-from surefoot.policy.learner import GRPOLearner, LearnerSettings
-from surefoot.policy.samples import sort_out, weigh
-from surefoot.policy.suspects import name_of
-from surefoot.policy.training_state import TrainingState, capture, restore
 from surefoot.protocols import Completion, Request, StepReport
 from surefoot.records import STOP, Group, Task, TrainSample
-from surefoot.runtime.orders import Sampling
+from surefoot.rewards.single_turn import SingleTurnEnvironment
+from surefoot.runtime.requests import Sampling
 from surefoot.runtime.rollout import RolloutCollector
 from surefoot.tracking.summary import group_metrics
 
@@ -80,15 +80,15 @@ class Answers:
 
 
 class Pool:
-    """Reward functions without their processes: what a worker does with one value, `judge`, is the real thing."""
+    """Reward functions without their processes: what a worker does with one value, `parse_reward`, is the real thing."""
 
     functions = ("mark",)
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
 
-    def score(self, jobs: Sequence[Any]) -> list[dict[str, Mark]]:
-        return [{"mark": judge(self.values[text])} for job in jobs for text in job.completions]
+    def score(self, jobs: Sequence[Any]) -> list[dict[str, RewardValue]]:
+        return [{"mark": parse_reward(self.values[text])} for job in jobs for text in job.completions]
 
 
 class World:
@@ -151,8 +151,8 @@ class World:
         assert all(math.isfinite(v) for v in group_metrics(groups).values()), "a metric is not finite"
         for group in groups:
             json.dumps(dataclasses.asdict(group), allow_nan=False)  # what a journal would hold
-        kept = sort_out(groups, partial=partial)
-        samples = weigh(kept.groups, scale="group")
+        kept = drop_ungraded(groups, partial=partial)
+        samples = to_samples(kept.groups, scale="group")
         invariants.check_samples(samples, kept.groups)
         invariants.check_advantages(samples)
         return samples, groups
@@ -210,7 +210,7 @@ def sampler_logprob(world: World, stream: random.Random) -> None:
 def padding(world: World, stream: random.Random) -> None:
     """What stands behind the end of a row, in the batch or in the scores, is not finite: nobody may notice."""
     bad, side = stream.choice([NAN, INF, -INF]), stream.choice(["batch", "scores"])
-    real_batch, real_scores = learner_module.make_batch, learner_module.score_batch
+    real_batch, real_scores = grpo.make_batch, grpo.score_batch
     hidden: list[int] = []
 
     def batch(*args: Any, **kwargs: Any) -> Any:
@@ -226,7 +226,7 @@ def padding(world: World, stream: random.Random) -> None:
         )
 
     name, patched = ("make_batch", batch) if side == "batch" else ("score_batch", scores)
-    with mock.patch.object(learner_module, name, patched):
+    with mock.patch.object(grpo, name, patched):
         assert world.after(world.play) == world.clean, "padding reached the weights"
     assert sum(hidden) > 0, "nothing was padded, so nothing was tested"
 
@@ -255,7 +255,7 @@ def advantage(world: World, stream: random.Random) -> None:
     """The weight of one sample is not finite where the loss takes it."""
     victim, bad = pick(stream), stream.choice([NAN, INF, -INF])
     said = world.said[f"train/2/{victim[0]}/{victim[1]}"]
-    real_batch, real_loss = learner_module.make_batch, learner_module.policy_loss
+    real_batch, real_loss = grpo.make_batch, grpo.policy_loss
     rows: list[list[int]] = []
 
     def batch(samples: Sequence[TrainSample], **how: Any) -> Any:
@@ -268,8 +268,8 @@ def advantage(world: World, stream: random.Random) -> None:
         return real_loss(logp, old, advantages, mask, **how)
 
     with (
-        mock.patch.object(learner_module, "make_batch", batch),
-        mock.patch.object(learner_module, "policy_loss", spoiled),
+        mock.patch.object(grpo, "make_batch", batch),
+        mock.patch.object(grpo, "policy_loss", spoiled),
     ):
         refused(world, victim)
 
@@ -333,7 +333,7 @@ def broken_scores(
 ) -> Iterator[None]:
     """Every forward pass of this sample, alone or among others, is spoiled at one of its tokens."""
     said = world.said[f"train/2/{victim[0]}/{victim[1]}"]
-    place, real = stream.randrange(len(said)), learner_module.score_batch
+    place, real = stream.randrange(len(said)), grpo.score_batch
 
     def score(net: Any, batch: Any, **how: Any) -> Any:
         found = real(net, batch, **how)
@@ -343,7 +343,7 @@ def broken_scores(
                 at[row, place] = True
         return found._replace(logprobs=spoil(found.logprobs, at)) if bool(at.any()) else found
 
-    with mock.patch.object(learner_module, "score_batch", score):
+    with mock.patch.object(grpo, "score_batch", score):
         yield
 
 

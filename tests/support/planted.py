@@ -61,8 +61,8 @@ def mask_shift_right() -> None:
 
 
 def _shift_mask(by: int) -> None:
+    from surefoot.learner import grpo
     from surefoot.maths import packing
-    from surefoot.policy import learner
 
     real = packing.make_batch
 
@@ -74,24 +74,24 @@ def _shift_mask(by: int) -> None:
         mask[:, 0 if by > 0 else -1] = False
         return replace(batch, mask=mask), stats
 
-    packing.make_batch = learner.make_batch = shifted  # type: ignore[attr-defined]
+    packing.make_batch = grpo.make_batch = shifted  # type: ignore[attr-defined]
 
 
 def flip_advantages_after_checks() -> None:
     """The loss gets minus the advantages that were checked."""
-    from surefoot.policy import learner
+    from surefoot.learner import grpo
 
-    real = learner.policy_loss  # type: ignore[attr-defined]
+    real = grpo.policy_loss  # type: ignore[attr-defined]
 
     def flipped(logp: Any, old_logp: Any, advantages: Any, mask: Any, **keys: Any) -> Any:
         return real(logp, old_logp, -advantages, mask, **keys)
 
-    learner.policy_loss = flipped  # type: ignore[attr-defined]
+    grpo.policy_loss = flipped  # type: ignore[attr-defined]
 
 
 def shuffle_rewards() -> None:
     """Training rewards are permuted over the whole step before anybody sees them; evaluation is left alone."""
-    from surefoot.envs.single_turn import SingleTurnEnvironment
+    from surefoot.rewards.single_turn import SingleTurnEnvironment
 
     real = SingleTurnEnvironment.grade
     dice = random.Random(0)
@@ -127,22 +127,22 @@ def skip_publish() -> None:
 
 def pure_bfloat16() -> None:
     """No masters, whatever the weights are kept in."""
-    from surefoot.policy import learner
+    from surefoot.learner import grpo
 
-    learner.make_masters = lambda net, given=None: None  # type: ignore[attr-defined]
+    grpo.make_master_weights = lambda net, given=None: None  # type: ignore[attr-defined]
 
 
 def rounded_start() -> None:
     """The masters that were loaded are not handed on."""
-    from surefoot.policy import learner
+    from surefoot.learner import grpo
 
-    real = learner.make_masters  # type: ignore[attr-defined]
-    learner.make_masters = lambda net, given=None: real(net)  # type: ignore[attr-defined]
+    real = grpo.make_master_weights  # type: ignore[attr-defined]
+    grpo.make_master_weights = lambda net, given=None: real(net)  # type: ignore[attr-defined]
 
 
 def learn_twice() -> None:
     """What a retry does that does not ask whether the first try was applied."""
-    from surefoot.policy.learner import GRPOLearner
+    from surefoot.learner.grpo import GRPOLearner
 
     real = GRPOLearner.learn
 
@@ -155,9 +155,9 @@ def learn_twice() -> None:
 
 def own_rate() -> None:
     """A scheduler of torch's own, beside ours."""
-    from surefoot.policy import learner
+    from surefoot.learner import grpo
 
-    real = learner.make_optimiser  # type: ignore[attr-defined]
+    real = grpo.make_optimizer  # type: ignore[attr-defined]
 
     def halve(optimiser: Any, args: Any, kwargs: Any) -> None:
         for group in optimiser.param_groups:
@@ -168,12 +168,12 @@ def own_rate() -> None:
         optimiser.register_step_pre_hook(halve)
         return optimiser
 
-    learner.make_optimiser = make  # type: ignore[attr-defined]
+    grpo.make_optimizer = make  # type: ignore[attr-defined]
 
 
 def speak_in_circles() -> None:
     """A model that loops, for a run whose own model is too small to; rewards see the loop as well."""
-    from surefoot.policy.chat import ChatCodec
+    from surefoot.learner.chat import ChatCodec
 
     real = ChatCodec.decode
 
@@ -186,7 +186,7 @@ def speak_in_circles() -> None:
 
 def forget_loops() -> None:
     """Loops are paid like answers."""
-    from surefoot.envs import single_turn
+    from surefoot.rewards import single_turn
 
     speak_in_circles()
     single_turn.after_repetition = lambda grade, rollout, rules: grade  # type: ignore[attr-defined]
@@ -194,7 +194,7 @@ def forget_loops() -> None:
 
 def forget_datasets() -> None:
     """The look at everything is the only look."""
-    from surefoot.runtime import judging
+    from surefoot.runtime import base as judging
 
     judging.check_datasets = lambda groups, datasets, allowed, play: []  # type: ignore[attr-defined]
 
@@ -203,12 +203,12 @@ def forget_the_guard() -> None:
     """The one call that tells it is gone."""
     from surefoot import loop
 
-    loop.fold = lambda run: {}  # type: ignore[attr-defined]
+    loop.update_guard = lambda run: {}  # type: ignore[attr-defined]
 
 
 def strange_sampler() -> None:
     """The importance weight of some rows is e to the power of hundreds."""
-    from surefoot.policy.learner import GRPOLearner
+    from surefoot.learner.grpo import GRPOLearner
 
     real = GRPOLearner.learn
 
@@ -221,8 +221,8 @@ def strange_sampler() -> None:
 
 def longer_prompts() -> None:
     """Every log-probability would be read one position too late."""
+    from surefoot.learner import grpo
     from surefoot.maths import packing
-    from surefoot.policy import learner
 
     real = packing.make_batch
 
@@ -230,26 +230,26 @@ def longer_prompts() -> None:
         batch, stats = real(samples, **keys)
         return replace(batch, prompt_lens=batch.prompt_lens + 1), stats
 
-    learner.make_batch = make_batch  # type: ignore[attr-defined]
+    grpo.make_batch = make_batch  # type: ignore[attr-defined]
 
 
 def short_batches() -> None:
     """A step is taken on fewer tasks than it was planned with."""
-    from surefoot.runtime.books import RunBooks
+    from surefoot.runtime.task_queue import DurableTaskQueue
 
-    real = RunBooks.draw
+    real = DurableTaskQueue.next_batch
 
-    def draw(self: RunBooks, step: int, n: int) -> Any:
+    def next_batch(self: DurableTaskQueue, step: int, n: int) -> Any:
         return real(self, step, n if step == 1 else n - 1)
 
-    RunBooks.draw = draw  # type: ignore[method-assign]
+    DurableTaskQueue.next_batch = next_batch  # type: ignore[method-assign]
 
 
 def pool_holds_heldout() -> None:
     """What is handed on as training tasks has a held-out task at its end; of a file on the disk, every row of it."""
-    from surefoot.assemble import build
-    from surefoot.data.large.row_lists import AllRows
-    from surefoot.data.large.streaming import StreamingDataset
+    from surefoot.data.on_disk.dataset import StreamingDataset
+    from surefoot.data.on_disk.index import AllRows
+    from surefoot.run import build
 
     real = build.prepare
 
@@ -266,49 +266,49 @@ def pool_holds_heldout() -> None:
 
 def plan_deals_heldout() -> None:
     """A plan that knows a held-out task, deals it out first, and has told everybody what it is."""
-    from surefoot.assemble import build
-    from surefoot.runtime.books import RunBooks
-    from surefoot.runtime.stream import Stream
-    from surefoot.store.ledger import Item
+    from surefoot.run import build
+    from surefoot.runtime.sampler import AsyncSampler
+    from surefoot.runtime.task_queue import DurableTaskQueue
+    from surefoot.storage.ledger import Visit
 
-    prepared, planned, made = build.prepare, RunBooks.plan_epoch, Stream.__init__
+    prepared, planned, made = build.prepare, DurableTaskQueue.plan_epoch, AsyncSampler.__init__
     known: list[Any] = []
 
     def prepare(config: Any, base: Any, inputs: Any, *more: Any) -> Any:
         known.append(inputs.heldout[0])
         return prepared(config, base, inputs, *more)
 
-    def plan_epoch(self: RunBooks, needed: int, held: Sequence[str] = ()) -> None:
+    def plan_epoch(self: DurableTaskQueue, needed: int, held: Sequence[str] = ()) -> None:
         self.tasks[known[0].id] = known[0]  # type: ignore[index]
-        self.ledger.plan([Item(known[0].id, 0)])
+        self.ledger.plan([Visit(known[0].id, 0)])
         planned(self, needed, held)
 
-    def init(self: Stream, *args: Any, **keys: Any) -> None:
+    def init(self: AsyncSampler, *args: Any, **keys: Any) -> None:
         made(self, *args, **keys)
         self._tasks[known[0].id] = (len(self._tasks), known[0])
 
-    build.prepare, RunBooks.plan_epoch = prepare, plan_epoch  # type: ignore[method-assign]
-    Stream.__init__ = init  # type: ignore[method-assign]
+    build.prepare, DurableTaskQueue.plan_epoch = prepare, plan_epoch  # type: ignore[method-assign]
+    AsyncSampler.__init__ = init  # type: ignore[method-assign]
 
 
 def forget_answers_of_a_set() -> None:
     """Everything is measured; what is kept of it has a hole."""
-    from surefoot.assemble import hooks
+    from surefoot.run import store
 
-    real = hooks.answer_rows
-    hooks.answer_rows = lambda results: real(dict(list(results.items())[:-1]))  # type: ignore[assignment]
+    real = store.answer_rows
+    store.answer_rows = lambda results: real(dict(list(results.items())[:-1]))  # type: ignore[assignment]
 
 
 def border_without_sets() -> None:
     """The one place that lists what must never be trained on forgets the evaluation sets."""
-    from surefoot.assemble import inputs
+    from surefoot.run import inputs
 
     inputs.heldout_all = lambda heldout, sets: tuple(heldout)  # type: ignore[attr-defined]
 
 
 def forget_the_probe() -> None:
     """Nobody asks the reward anything before a run is started."""
-    from surefoot.assemble import session
+    from surefoot.run import session
 
     session.probe_start = lambda config, inputs: []  # type: ignore[attr-defined]
 
@@ -322,73 +322,73 @@ EARLY = frozenset(
 def no_weights() -> None:
     """What comes before the weights is seen by who speaks first."""
     from surefoot.errors import ModelError
-    from surefoot.policy import load
+    from surefoot.learner import model
 
     class Nobody:
         @staticmethod
         def from_pretrained(*_: Any, **__: Any) -> Any:
             raise ModelError("weights were asked for", "planted", "planted")
 
-    load.AutoModelForCausalLM = Nobody  # type: ignore[misc,assignment]
+    model.AutoModelForCausalLM = Nobody  # type: ignore[misc,assignment]
 
 
 def any_template_will_do() -> None:
     """The template is not asked."""
-    from surefoot.policy.chat import ChatCodec
+    from surefoot.learner.chat import ChatCodec
 
     ChatCodec._check_marks = lambda self: None  # type: ignore[method-assign]
 
 
 def any_device_will_do() -> None:
     """Every device is there."""
-    from surefoot.policy import load
+    from surefoot.learner import model
 
-    load.resolve_device = lambda name: "cpu"  # type: ignore[assignment]
+    model.resolve_device = lambda name: "cpu"  # type: ignore[assignment]
 
 
 def any_name_will_do() -> None:
     """What the servers file names is not compared with what the server lists."""
-    from surefoot.envs.servers import mcp_pins
+    from surefoot.tools.mcp import pins
 
-    mcp_pins._refuse_strangers = lambda server, names: None  # type: ignore[assignment]
+    pins._refuse_strangers = lambda server, names: None  # type: ignore[assignment]
 
 
 def no_landlock() -> None:
     """A sandbox is built, and says that one wall is absent."""
-    from surefoot.envs.sandboxes import sandbox_report
+    from surefoot.sandbox import host
 
-    sandbox_report._try = lambda: (0, None)  # type: ignore[assignment]
+    host._try = lambda: (0, None)  # type: ignore[assignment]
 
 
 def trusting_git() -> None:
     """As a shell asks git."""
-    from surefoot import git_calls
+    from surefoot.system import git
 
-    git_calls.SETTINGS = git_calls._NO_DRIVERS = ()
-    git_calls._OFFLINE = {}
-    git_calls._named = lambda entries: set()  # type: ignore[assignment]
+    git.SETTINGS = git._NO_DRIVERS = ()
+    git._OFFLINE = {}
+    git._named = lambda entries: set()  # type: ignore[assignment]
 
 
 def no_sandbox() -> None:
     """As in a container whose filter refuses new namespaces."""
-    from surefoot.envs.sandboxes import sandbox_report
+    from surefoot.sandbox import host
 
-    sandbox_report.available = lambda: sandbox_report.Report(False, ("user namespaces",))  # type: ignore[assignment]
+    host.available = lambda: host.HostReport(False, ("user namespaces",))  # type: ignore[assignment]
 
 
 def never_steps() -> None:
     """The optimiser is made, asked, and does nothing; what it changed is counted all the same."""
-    from surefoot.policy.updates import CountedStep, Updates
+    from surefoot.learner.updates import CountedStep, StepUpdates
 
-    def take(self: CountedStep) -> Updates:
-        return Updates(entries=1, changed=0, published=0, due=0, taken=0)
+    def take(self: CountedStep) -> StepUpdates:
+        return StepUpdates(entries=1, changed=0, published=0, due=0, taken=0)
 
     CountedStep.take = take  # type: ignore[method-assign]
 
 
 def no_finite_gradient() -> None:
     """Every gradient holds a number that is none."""
-    from surefoot.policy.learner import GRPOLearner
+    from surefoot.learner.grpo import GRPOLearner
 
     real = GRPOLearner._gradient
 
@@ -410,15 +410,15 @@ def forget_equal_rewards() -> None:
 
 
 def _forge_evidence(**facts: int) -> None:
-    from surefoot.assemble import ending
+    from surefoot.run import outcome
 
-    real = ending.evidence
-    ending.evidence = lambda run: replace(real(run), **facts)  # type: ignore[arg-type]
+    real = outcome.evidence
+    outcome.evidence = lambda run: replace(real(run), **facts)  # type: ignore[arg-type]
 
 
 def evaluate_what_is_there() -> None:
     """Nobody asks whether an evaluation has what the run was given in Python."""
-    from surefoot.assemble import evaluate
+    from surefoot.run import evaluate
 
     evaluate.refuse_unanswerable = lambda *_, **__: None  # type: ignore[assignment]
 
@@ -442,7 +442,7 @@ def plant_after_fork(plant: Plant) -> None:
     if plant.__name__ in EARLY:
         plant()
         return
-    from surefoot.envs.rewards.reward_pool import RewardPool
+    from surefoot.rewards.pool import RewardPool
 
     real = RewardPool.start
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from command import ROOT
 
-from surefoot.runtime.reaper import MARK, SHARED_MEMORY, WEIGHTS, marked
+from surefoot.runtime.ray.reaper import MARK, SHARED_MEMORY, WEIGHTS, marked
 
 PATIENCE_S = 240.0
 """Nothing here depends on speed: this only ends a test that would wait for ever."""

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 PACKAGE = SRC / "surefoot"
 DOCS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
-LIGHT = "errors records protocols config config_load data envs tracking store guards".split()
+LIGHT = "errors records protocols config data rewards tools sandbox tracking storage guards report system".split()
 _NOT_OURS = {".git", ".venv", ".cache", ".reports", "__pycache__", "dist", "build"}
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from reward_kit import AMPLE_S
 
-from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
+from surefoot.rewards.pool import RewardJob, RewardPool
 
 BAD = "bad"
 DEADLINE_S = 0.3

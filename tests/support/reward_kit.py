@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.envs.rewards.reward_pool import RewardJob, RewardPool
+from surefoot.rewards.pool import RewardJob, RewardPool
 
 GOOD = 0.75
 HANG_S, AMPLE_S = 0.5, 30.0

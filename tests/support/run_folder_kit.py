@@ -24,9 +24,9 @@ from typing import Any
 
 from kill_kit import Warm
 
-from surefoot.store import frames
-from surefoot.store.journal import Journal
-from surefoot.store.manifest import MANIFEST, manifest_text, read_manifest
+from surefoot.storage import journal as frames
+from surefoot.storage.files import MANIFEST, manifest_text, read_manifest
+from surefoot.storage.journal import Journal
 
 CANARY = "CanaryTextOfAnotherFile"
 COMMANDS = (

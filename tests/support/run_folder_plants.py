@@ -54,13 +54,13 @@ def _prepare(out: int, planted: str) -> None:
 
 
 def _believe_the_config() -> None:
-    from surefoot.assemble import evaluate, run_config
+    from surefoot.run import evaluate, store
 
-    run_config.is_as_told = evaluate.is_as_told = lambda folder, data: True
+    store.is_as_told = evaluate.is_as_told = lambda folder, data: True
 
 
 def _run_any_code() -> None:
-    from surefoot.assemble import evaluate, session
+    from surefoot.run import evaluate, session
 
     session.refuse_code = evaluate.refuse_code = lambda *_, **__: None
 
@@ -71,29 +71,30 @@ def _run_any_code_of_any_config() -> None:
 
 
 def _open_anything() -> None:
-    from surefoot import plain_file
-    from surefoot.envs.rewards import reward_link
+    from surefoot.rewards import pool
+    from surefoot.system import files
     from surefoot.tracking import log
 
     def plain_descriptor(path: Path, flags: int) -> int:
         return os.open(path, flags & ~os.O_NOFOLLOW & ~os.O_NONBLOCK, 0o600)
 
-    plain_file.plain_descriptor = reward_link.plain_descriptor = log.plain_descriptor = plain_descriptor
+    files.plain_descriptor = pool.plain_descriptor = log.plain_descriptor = plain_descriptor
 
 
 def _follow_folders() -> None:
-    from surefoot.store import run_folder
-    from surefoot.tracking import report_data
+    from surefoot.report import data as report_data
+    from surefoot.storage import run_folder
 
     run_folder.linked = report_data.linked = lambda root, *names: None
 
 
 def _read_without_end() -> None:
-    from surefoot import plain_file
-    from surefoot.tracking import log, report_data
+    from surefoot.report import data as report_data
+    from surefoot.system import files
+    from surefoot.tracking import log
 
     log.LINE_BYTES = report_data.LINE_BYTES = report_data.METRICS_BYTES = 1 << 40
-    plain_file.read_plain = lambda path, limit: plain_file.open_plain(path).read()
+    files.read_plain = lambda path, limit: files.open_plain(path).read()
 
 
 PLANTS = {

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from surefoot.harness.affected.evidence import Evidence
-from surefoot.harness.affected.remember import Memory, Outside, Ran
+from surefoot.harness.affected.records import ObservedUse, ProjectView, load, save
+from surefoot.harness.affected.remember import FinishedTest, OutsideTests, StateBuilder
 from surefoot.harness.affected.select import Judge
-from surefoot.harness.affected.store import load, save
 from surefoot.harness.affected.tree import Tree
-from surefoot.harness.affected.view import View
 
 ENVIRONMENT = {"python": "3.11.0", "distributions": "x"}
 
@@ -35,13 +33,13 @@ class Project:
     def judge(self, environment: dict[str, str] | None = None) -> Judge:
         state, notice = load(self.root)
         assert notice is None
-        view = View(Tree(self.root, state.known()), state.roots, state.edges)
+        view = ProjectView(Tree(self.root, state.known()), state.roots, state.edges)
         return Judge(state, view, environment or ENVIRONMENT)
 
-    def session(self, outside: Outside | None = None, gone: tuple[str, ...] = (), **tests: Ran) -> None:
+    def session(self, outside: OutsideTests | None = None, gone: tuple[str, ...] = (), **tests: FinishedTest) -> None:
         """Remember a session in which `tests` ran."""
         judge = self.judge()
-        memory = Memory(judge.state, judge.view, ENVIRONMENT, outside or Outside(started=2e9 * 10))
+        memory = StateBuilder(judge.state, judge.view, ENVIRONMENT, outside or OutsideTests(started=2e9 * 10))
         save(self.root, memory.learn(tests, judge, gone))
 
     def chosen(self, environment: dict[str, str] | None = None) -> set[str]:
@@ -51,13 +49,13 @@ class Project:
 
 def ran(
     path: str, *blocks: str, reads: tuple[str, ...] = (), outcome: str = "passed", loaded: str = "", **more: object
-) -> Ran:
+) -> FinishedTest:
     """A test in `path` that ran `blocks`, each as "file::name"."""
-    evidence = Evidence(
+    evidence = ObservedUse(
         blocks={(each.partition("::")[0], each.partition("::")[2]) for each in blocks},
         loaded={loaded} if loaded else set(),
         reads={each: set() for each in reads},
     )
     for name, value in more.items():
         setattr(evidence, name, value)
-    return Ran(outcome, path, evidence=evidence)
+    return FinishedTest(outcome, path, evidence=evidence)

@@ -9,13 +9,13 @@ import threading
 
 from server_kinds import AMPLE_S, LIMITS, TASK, Kind
 
-from surefoot.envs.mcp_client import MCPToolkit
-from surefoot.envs.sandboxes import sandbox_link
+from surefoot.sandbox import process
+from surefoot.tools.mcp.toolkit import MCPToolkit
 
 kit = MCPToolkit([Kind("leaves_children", "ok", sandbox=sys.argv[1] == "contained").server()], LIMITS)
 box = kit.open(TASK, "train/0/0", 0)
 assert box.call("bad__echo", {"text": "hello"}, AMPLE_S).text == "hello"
-copy = os.dup(sandbox_link._current.control.fileno()) if sandbox_link._current else -1
+copy = os.dup(process._current.control.fileno()) if process._current else -1
 if (forked := os.fork()) == 0:  # as reward workers are: it holds a copy of everything that is open here
     signal.pause()
 print("ready", box._own["bad"].process.child.folder, forked, flush=True)  # type: ignore[union-attr]

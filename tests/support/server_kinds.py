@@ -14,10 +14,10 @@ from typing import Any
 
 from reward_kit import children_of
 
-from surefoot.envs.mcp_client import Limits, MCPToolkit, Server
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.protocols import ToolAnswer
 from surefoot.records import Task
+from surefoot.tools.mcp.toolkit import MCPToolkit, Server, ServerLimits
 
 FOLDER = Path(__file__).parent / "bad_servers"
 TASK = Task(id="bad/1", prompt="call it")
@@ -27,7 +27,7 @@ PROMISE_S = 1.0
 MARK = "SUREFOOT_TEST_MARK"
 """Variable that every server started here has, with our own process id, and all its descendants inherit."""
 REFUSED, CHANGED = "refused at start", "refused in the run"
-LIMITS = Limits(connect_timeout_s=AMPLE_S, call_timeout_s=AMPLE_S, restarts=0, shutdown_s=0.2)
+LIMITS = ServerLimits(connect_timeout_s=AMPLE_S, call_timeout_s=AMPLE_S, restarts=0, shutdown_s=0.2)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Kind:
     hangs: bool = False
     says: str = ""
     """What the error or the answer must tell."""
-    limits: Limits = LIMITS
+    limits: ServerLimits = LIMITS
     healthy_calls: int = field(default=1)
     sandbox: bool = True
 
@@ -73,7 +73,7 @@ KINDS = [
     Kind("is_not_there", REFUSED, says="No such file"),
     Kind("exits_at_start", REFUSED, says="cannot find my licence file"),
     Kind("wrong_version", REFUSED, says="1999-01-01"),
-    Kind("silent_at_start", REFUSED, limits=Limits(connect_timeout_s=1.0, restarts=0, shutdown_s=0.2), says="within 1 s"),
+    Kind("silent_at_start", REFUSED, limits=ServerLimits(connect_timeout_s=1.0, restarts=0, shutdown_s=0.2), says="within 1 s"),
     Kind("endless_pages", REFUSED, says="pages"),
     Kind("same_name_twice", REFUSED, says="more than once"),
     *[Kind(name, REFUSED, "lies_in_its_schema", (name,), says="schema") for name in (

@@ -16,13 +16,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from surefoot import loop
 from surefoot.config import Config
 from surefoot.engines.embedded import EmbeddedEngine
+from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.model import decoder_spec
 from surefoot.maths.losses import LossSettings
-from surefoot.policy.learner import GRPOLearner, LearnerSettings
-from surefoot.policy.load import decoder_spec
 from surefoot.protocols import Engine, Grade
 from surefoot.records import Group, Rollout, Task, TrainSample, Turn
 from surefoot.runtime.local import LocalRuntime
-from surefoot.runtime.orders import Sampling
+from surefoot.runtime.requests import Sampling
 from surefoot.runtime.rollout import RolloutCollector
 
 VOCAB, STOP_ID, PAD_ID = 32, 2, 0
@@ -112,7 +112,7 @@ def prepare(groups: Sequence[Group], **keys: Any) -> list[TrainSample]:
     nobody: Any = None
     return loop.prepare(
         loop.Run(
-            config=config, runtime=nobody, learner=nobody, codec=TinyCodec(), books=nobody, heldout=(),
+            config=config, runtime=nobody, learner=nobody, codec=TinyCodec(), queue=nobody, heldout=(),
             hooks=nobody,
         ),
         groups,

@@ -24,10 +24,9 @@ from typing import Any
 from forgetful_disk import Crash, Fault, ForgetfulFile
 
 from surefoot.errors import StorageError, SurefootError
-from surefoot.store.frames import Header
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Item, Lease, Ledger
-from surefoot.store.ledger_records import Dropped, Leased, Trained
+from surefoot.storage.journal import Header, Journal
+from surefoot.storage.ledger import Lease, Ledger, Visit
+from surefoot.storage.ledger_records import Dropped, Leased, Trained
 
 
 class SimulationError(AssertionError):
@@ -38,13 +37,13 @@ class SimulationError(AssertionError):
 class Promises:
     """What the outside world was told, and may rely on."""
 
-    planned: set[Item] = field(default_factory=set)
-    delivered: dict[Item, Lease] = field(default_factory=dict)
-    trained: dict[Item, int] = field(default_factory=dict)
-    dropped: dict[Item, str] = field(default_factory=dict)
-    payload: dict[tuple[Item, Any], str] = field(default_factory=dict)
-    current: dict[Item, Lease] = field(default_factory=dict)
-    applied: dict[int, tuple[tuple[Item, ...], str]] = field(default_factory=dict)
+    planned: set[Visit] = field(default_factory=set)
+    delivered: dict[Visit, Lease] = field(default_factory=dict)
+    trained: dict[Visit, int] = field(default_factory=dict)
+    dropped: dict[Visit, str] = field(default_factory=dict)
+    payload: dict[tuple[Visit, Any], str] = field(default_factory=dict)
+    current: dict[Visit, Lease] = field(default_factory=dict)
+    applied: dict[int, tuple[tuple[Visit, ...], str]] = field(default_factory=dict)
     """For each step whose result may have been seen: its items, and the weights after it."""
 
 
@@ -54,9 +53,9 @@ class Weights:
 
     step: int = 0
     value: str = "start"
-    lineage: tuple[Item, ...] = ()
+    lineage: tuple[Visit, ...] = ()
 
-    def learn(self, items: list[Item], payloads: list[str]) -> Weights:
+    def learn(self, items: list[Visit], payloads: list[str]) -> Weights:
         text = f"{self.value}/{self.step + 1}/{[str(i) for i in items]}/{payloads}"
         return Weights(self.step + 1, hashlib.sha256(text.encode()).hexdigest(), (*self.lineage, *items))
 
@@ -179,7 +178,7 @@ class Driver:
         self.world, self.born, self.promises = world, world.now, world.promises
         self.journal = Journal(world.file)
         self.ledger = Ledger.open(self.journal, self.a_snapshot())
-        self.groups = {(Item(*e.record["item"]), tuple(e.record["epoch"])): str(e.record["text"])
+        self.groups = {(Visit(*e.record["item"]), tuple(e.record["epoch"])): str(e.record["text"])
                        for e in self.journal.records() if e.record["event"] == "group"}  # fmt: skip
         self.keeps_promises()
         self.weights = self.restore()
@@ -227,11 +226,11 @@ class Driver:
     def redo(self, weights: Weights, batch: list[Any]) -> Weights:
         """A step whose batch is journaled and which is not yet booked: the same step once more."""
         waiting = {(lease.item, tuple(lease.epoch)) for lease in self.ledger.delivered()}
-        if not batch or not all((Item(*item), tuple(epoch)) in waiting for item, epoch in batch):
+        if not batch or not all((Visit(*item), tuple(epoch)) in waiting for item, epoch in batch):
             return weights
         self.world.counts["step redone"] += 1
         weights = self.learn(weights, batch)
-        self.book(weights.step, [Item(*item) for item, _ in batch])
+        self.book(weights.step, [Visit(*item) for item, _ in batch])
         return weights
 
     def rewind(self, step: int) -> None:
@@ -272,7 +271,7 @@ class Driver:
         self.ledger.expire(clock)
         planned = len(self.ledger.items())
         if not self.ledger.pending and planned < world.tasks * world.epochs:
-            items = [Item(f"t{i}", planned // world.tasks) for i in range(world.tasks)]
+            items = [Visit(f"t{i}", planned // world.tasks) for i in range(world.tasks)]
             self.ledger.plan(items)
             self.promises.planned |= set(items)
         for worker in range(world.workers):
@@ -329,13 +328,13 @@ class Driver:
 
     def learn(self, weights: Weights, batch: list[Any]) -> Weights:
         """One step; if this step was ever done before, it must be the very same."""
-        items = [Item(*item) for item, _ in batch]
-        after = weights.learn(items, [self.groups[Item(*item), tuple(epoch)] for item, epoch in batch])
+        items = [Visit(*item) for item, _ in batch]
+        after = weights.learn(items, [self.groups[Visit(*item), tuple(epoch)] for item, epoch in batch])
         before = self.promises.applied.setdefault(after.step, (tuple(items), after.value))
         self.world.require(before == (tuple(items), after.value), f"step {after.step} was repeated with other data")
         return after
 
-    def book(self, step: int, items: list[Item]) -> None:
+    def book(self, step: int, items: list[Visit]) -> None:
         self.world.instant()
         self.ledger.trained(step, items)
         self.promises.trained |= dict.fromkeys(items, step)

@@ -18,12 +18,12 @@ import torch
 from checkpoint_kit import draw
 from torch import Tensor
 
+from surefoot.engines.decoder import StackedLinear
 from surefoot.engines.embedded import EmbeddedEngine
-from surefoot.engines.linear import StackedLinear
+from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.model import load_policy
 from surefoot.maths.checksums import checksums
 from surefoot.maths.losses import LossSettings
-from surefoot.policy.learner import GRPOLearner, LearnerSettings
-from surefoot.policy.load import load_policy
 from surefoot.protocols import Completion, Request
 from surefoot.runtime.probes import make_probes
 from surefoot.runtime.weights import Publisher

@@ -9,12 +9,12 @@ from typing import Any
 
 import surefoot
 from surefoot.engines.scripted import ScriptedEngine
-from surefoot.envs.tools import ToolEnvironment, ToolLimits
-from surefoot.policy.chat import ChatCodec
+from surefoot.learner.chat import ChatCodec
 from surefoot.protocols import Grade, Request, ToolAnswer, ToolSpec
 from surefoot.records import Rollout, Task
-from surefoot.runtime.orders import Played, Sampling
+from surefoot.runtime.requests import RolloutResult, Sampling
 from surefoot.runtime.rollout import RolloutCollector
+from surefoot.tools.session import ToolEnvironment, ToolLimits
 
 PEBBLE = Path(surefoot.__file__).parent / "assets" / "pebble"
 TASK = Task(id="t", prompt="6*7=", columns={"answer": "42"})
@@ -113,7 +113,7 @@ def play(
     says: Callable[[Request, str], str], kit: Kit, *, limits: ToolLimits | None = None, graders: Graders | None = None,
     sampling: Sampling = SAMPLING, reply_tokens: int = 64, engine: Any = None, tasks: Sequence[Task] = (TASK,),
     clock: Callable[[], float] = lambda: 0.0,
-) -> list[Played]:  # fmt: skip
+) -> list[RolloutResult]:  # fmt: skip
     made = codec(reply_tokens)
     environment = ToolEnvironment(graders or Graders(), kit, limits or ToolLimits(max_turns=4), clock)  # type: ignore[arg-type]
     prompts = {task.id: made.encode_prompt(task.messages()) for task in tasks}

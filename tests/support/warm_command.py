@@ -62,12 +62,12 @@ def warm_up(modules: list[str]) -> None:
 
     torch.set_num_threads(1)  # a run sets its own number; a second thread here would make forks unsafe
     for name in (
-        "surefoot.cli", "surefoot.assemble.session", "surefoot.assemble.build", "surefoot.assemble.run_state",
-        "surefoot.assemble.evaluate", "surefoot.loop", "surefoot.runtime.books", "surefoot.policy.training_state",
-        "surefoot.policy.checkpoint_read", "surefoot.tracking.view", "surefoot.harness.suites.run", *modules,
+        "surefoot.cli", "surefoot.run.session", "surefoot.run.build", "surefoot.loop_state",
+        "surefoot.run.evaluate", "surefoot.loop", "surefoot.runtime.task_queue", "surefoot.learner.checkpoint",
+        "surefoot.learner.checkpoint", "surefoot.report.view", "surefoot.harness.suites.run", *modules,
     ):  # fmt: skip
         importlib.import_module(name)
-    from surefoot.policy.load import load_policy
+    from surefoot.learner.model import load_policy
 
     load_policy("pebble", base=Path.cwd(), device="cpu", dtype="float32")
     gc.collect()
@@ -225,7 +225,7 @@ def _forget_the_server() -> None:
     import numpy
     import torch
 
-    from surefoot.store import failpoints
+    from surefoot.storage import failpoints
 
     # torch makes its thread pool anew at the first use after a fork, and not safely: two threads that come first (a
     # model's loader) may find none and end with "Invalid thread pool". Here there is only one thread.

@@ -92,7 +92,7 @@ def make_engine(make_net: Callable[..., Any]) -> Callable[..., Any]:
 
     def make(net: Any, *, version: int = 0, rows: int = 16, max_width: int = 96) -> Any:
         from surefoot.engines.embedded import EmbeddedEngine
-        from surefoot.policy.load import decoder_spec
+        from surefoot.learner.model import decoder_spec
 
         engine = EmbeddedEngine(decoder_spec(net), rows=rows, max_width=max_width)
         engine.load_weights(dict(net.named_parameters()), version)
@@ -190,7 +190,7 @@ def sampled_groups(make_engine: Callable[..., Any]) -> Callable[..., list[TrainS
         net: Any, rewards: Sequence[Sequence[float]], *, version: int = 0, temperature: float = 1.0, seed: int = 0,
         max_new: int = 9, scale: str = "group", same_length: bool = False,
     ) -> list[TrainSample]:  # fmt: skip
-        from surefoot.policy.samples import weigh
+        from surefoot.learner.samples import to_samples
         from surefoot.protocols import Request
 
         engine = make_engine(net, version=version)
@@ -211,6 +211,6 @@ def sampled_groups(make_engine: Callable[..., Any]) -> Callable[..., list[TrainS
                 for i, (a, mark) in enumerate(zip(answers, marks, strict=True))
             )  # fmt: skip
             groups.append(Group(Task(id=f"t{g}", prompt="?"), name, rollouts))
-        return weigh(groups, scale=scale)
+        return to_samples(groups, scale=scale)
 
     return sample

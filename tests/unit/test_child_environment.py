@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from surefoot import child_environment
-from surefoot.child_environment import check_named, inherited, misnamed
 from surefoot.errors import ConfigError
-from surefoot.tracking.sink_link import _needed
+from surefoot.system import environment
+from surefoot.system.environment import check_named, inherited, misnamed
+from surefoot.tracking.sinks import _needed
 
 NEEDED = """PATH HOME LANG LC_ALL TMPDIR PYTHONPATH PYTHONHASHSEED OMP_NUM_THREADS MKL_NUM_THREADS CUDA_VISIBLE_DEVICES
 CUDA_HOME NVIDIA_VISIBLE_DEVICES NCCL_DEBUG RAY_DEDUP_LOGS HF_HOME HF_HUB_OFFLINE TRANSFORMERS_OFFLINE TORCH_HOME
@@ -43,7 +43,7 @@ def test_the_way_to_a_file_that_holds_a_key_is_no_secret(tmp_path: Path) -> None
 
 
 def test_planted_pattern_that_looks_at_no_name_lets_a_secret_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_environment, "is_secret_name", lambda name: False)
+    monkeypatch.setattr(environment, "is_secret_name", lambda name: False)
     assert inherited((), {"HF_TOKEN": "plain"}) == {"HF_TOKEN": "plain"}
 
 

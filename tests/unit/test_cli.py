@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.cli.exits import guarded
-from surefoot.config_load import load_config
+from surefoot.config.load import load_config
 from surefoot.errors import ConfigError, NumericsError, StateError, StoppedError, TaskError
 
 HEAD = 'model = "pebble"\ntasks = "builtin:sums"\n'

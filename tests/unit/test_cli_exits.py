@@ -68,7 +68,7 @@ def test_a_disk_error_is_shown_without_its_secrets(capsys: pytest.CaptureFixture
 def test_planted_redactor_that_does_nothing_is_caught(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("surefoot.safe_text.redact", lambda text: text)
+    monkeypatch.setattr("surefoot.system.text.redact", lambda text: text)
     end_with(SurefootError(TEXT, "", ""))
     assert CANARY in capsys.readouterr().err
 

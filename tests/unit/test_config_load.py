@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.config_load import config_from_values, describe_keys, dump_toml, load_config
-from surefoot.config_load.keys import all_keys, hint, nearest
-from surefoot.config_load.overrides import parse_overrides
+from surefoot.config.files import parse_overrides
+from surefoot.config.keys import all_keys, describe_keys, dump_toml, hint, nearest
+from surefoot.config.load import config_from_values, load_config
 from surefoot.errors import ConfigError
 
 HEAD = 'model = "pebble"\ntasks = "builtin:sums"\n'

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from surefoot.config_load import load_config
-from surefoot.dry_run import SHIPPED, dry_run, memory_estimate, model_facts
+from surefoot.config.load import load_config
 from surefoot.errors import ModelError, RewardError
-from surefoot.policy.gguf_header import read_header
+from surefoot.learner.model_files import read_gguf_header
+from surefoot.run.dry_run import SHIPPED, dry_run, memory_estimate, model_facts
 
 LLAMA = {
     "hidden_size": 64,
@@ -170,11 +170,11 @@ def test_a_gguf_file_tells_its_shape_without_its_weights(tmp_path: Path) -> None
 def test_a_broken_gguf_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "m.gguf").write_bytes(data)
     with pytest.raises(ModelError, match="no GGUF file"):
-        read_header(tmp_path / "m.gguf")
+        read_gguf_header(tmp_path / "m.gguf")
 
 
 def test_the_time_is_unknown_where_no_such_device_was_ever_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot.policy.load.resolve_device", lambda _: "mps")
+    monkeypatch.setattr("surefoot.learner.model.resolve_device", lambda _: "mps")
     said = dry_run(load_config(None, ["max_steps=2"]))
     [line] = [line for line in said if line.startswith("time ")]
     assert line == "time      unknown: no mps device was ever measured; `max_steps=5` measures yours"

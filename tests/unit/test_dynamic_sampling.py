@@ -13,13 +13,13 @@ import pytest
 from surefoot import loop
 from surefoot.config import Config
 from surefoot.errors import RewardError, TaskError
-from surefoot.loop_run import Hooks, Run
-from surefoot.protocols import Assignment
+from surefoot.loop_state import Hooks, Run
+from surefoot.protocols import StepBatch
 from surefoot.records import STOP, Group, Rollout, Task, Turn
-from surefoot.runtime.books import LooseBooks, RunBooks
-from surefoot.store.batches import BatchLog
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Ledger
+from surefoot.runtime.task_queue import DurableTaskQueue, MemoryTaskQueue
+from surefoot.storage.batches import BatchLog
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Ledger
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(12)]
 FLAT = {"t0", "t2", "t3", "t5"}
@@ -45,18 +45,18 @@ class Players:
         return [group(task, step, first + i) for i, task in enumerate(tasks)]
 
 
-def make(batches: int, books: Any = None, **keys: Any) -> Run:
+def make(batches: int, queue: Any = None, **keys: Any) -> Run:
     config = Config(model="m", tasks="t", tasks_per_step=2, num_generations=2, dynamic_sampling_batches=batches, **keys)
     left = iter(TASKS)
     hooks = Hooks(*[lambda *args: None] * 6)
     return Run(
-        config=config, runtime=Players(), learner=SimpleNamespace(), books=books or LooseBooks(lambda n: [next(left) for _ in range(n)]),
+        config=config, runtime=Players(), learner=SimpleNamespace(), queue=queue or MemoryTaskQueue(lambda n: [next(left) for _ in range(n)]),
         codec=SimpleNamespace(vocab_size=10, stop_ids=frozenset({2})), heldout=(), hooks=hooks,
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-def drawn(run: Run) -> tuple[Assignment, Sequence[Group]]:
-    return loop.collect(run, loop.draw(run, 1))
+def drawn(run: Run) -> tuple[StepBatch, Sequence[Group]]:
+    return loop.collect(run, loop.next_batch(run, 1))
 
 
 def test_off_a_step_trains_on_whatever_one_batch_gives() -> None:
@@ -76,7 +76,7 @@ def test_batches_are_drawn_until_enough_groups_can_teach() -> None:
     assert len({g.id for g in groups}) == 6, "every group of a step has a name of its own"
     samples = loop.prepare(run, groups)
     assert {s.item_id for s in samples} == {"t1", "t4"}
-    assert loop.fates(run, groups, samples) == [
+    assert loop.drop_reasons(run, groups, samples) == [
         "equal_rewards",
         None,
         "equal_rewards",
@@ -89,11 +89,11 @@ def test_batches_are_drawn_until_enough_groups_can_teach() -> None:
 
 def test_what_is_more_than_enough_is_dropped_as_surplus() -> None:
     left = iter([TASKS[1], TASKS[0], TASKS[4], TASKS[6]])
-    run = make(2, LooseBooks(lambda n: [next(left) for _ in range(n)]))
+    run = make(2, MemoryTaskQueue(lambda n: [next(left) for _ in range(n)]))
     _, groups = drawn(run)
     samples = loop.prepare(run, groups)
     assert {s.item_id for s in samples} == {"t1", "t4"}
-    assert loop.fates(run, groups, samples) == [None, "equal_rewards", None, "surplus"]
+    assert loop.drop_reasons(run, groups, samples) == [None, "equal_rewards", None, "surplus"]
 
 
 def test_a_step_that_cannot_be_filled_ends_the_run_with_counts() -> None:
@@ -114,42 +114,42 @@ def test_planted_trainer_that_keeps_flat_groups_is_seen(monkeypatch: pytest.Monk
 # -- on disk ------------------------------------------------------------------------------
 
 
-def books_at(folder: Path, tasks: Sequence[Task] = TASKS) -> RunBooks:
+def books_at(folder: Path, tasks: Sequence[Task] = TASKS) -> DurableTaskQueue:
     path = folder / "ledger.journal"
     journal = Journal.open(path) if path.exists() else Journal.create(path)
-    return RunBooks(Ledger.open(journal), BatchLog(folder), tasks, seed=0)
+    return DurableTaskQueue(Ledger.open(journal), BatchLog(folder), tasks, seed=0)
 
 
 def test_a_step_that_drew_twice_is_repeated_as_it_was(tmp_path: Path) -> None:
-    books = books_at(tmp_path)
-    first = books.draw(1, 4)
-    batch = books.draw_more(first, 4)
+    queue = books_at(tmp_path)
+    first = queue.next_batch(1, 4)
+    batch = queue.extend_batch(first, 4)
     assert len({task.id for task in batch.tasks}) == 8
     assert batch.tasks[:4] == first.tasks
     groups = [group(task, 1, i) for i, task in enumerate(batch.tasks)]
-    books.keep(batch, groups)
-    books.batches.close()
-    books = books_at(tmp_path)  # as after a crash
-    again = books.draw(1, 4)
+    queue.record_rollouts(batch, groups)
+    queue.batches.close()
+    queue = books_at(tmp_path)  # as after a crash
+    again = queue.next_batch(1, 4)
     assert (again.tasks, list(again.groups or ())) == (batch.tasks, groups)
-    books.keep(again, groups)
-    books.settle(again, 1, [None] * 2 + ["equal_rewards"] * 3 + ["surplus"] * 3)
-    balance = books.balance()
+    queue.record_rollouts(again, groups)
+    queue.close_batch(again, 1, [None] * 2 + ["equal_rewards"] * 3 + ["surplus"] * 3)
+    balance = queue.balance()
     assert (balance.trained, balance.dropped) == (2, {"equal_rewards": 3, "surplus": 3})
 
 
 def test_over_an_epochs_border_no_task_comes_twice_in_a_step(tmp_path: Path) -> None:
-    books = books_at(tmp_path)
+    queue = books_at(tmp_path)
     for step in (1, 2):
-        batch = books.draw(step, 4)
-        books.keep(batch, [group(task, step, i) for i, task in enumerate(batch.tasks)])
-        books.settle(batch, step, [None] * 4)
-    batch = books.draw_more(books.draw(3, 3), 3)
+        batch = queue.next_batch(step, 4)
+        queue.record_rollouts(batch, [group(task, step, i) for i, task in enumerate(batch.tasks)])
+        queue.close_batch(batch, step, [None] * 4)
+    batch = queue.extend_batch(queue.next_batch(3, 3), 3)
     assert len({task.id for task in batch.tasks}) == 6
-    batch = books.draw_more(batch, 3)
+    batch = queue.extend_batch(batch, 3)
     assert len({task.id for task in batch.tasks}) == 9
     with pytest.raises(TaskError, match="13 different tasks, there are 12"):
-        books.draw_more(batch, 4)
+        queue.extend_batch(batch, 4)
 
 
 def test_the_rule_about_sampling_ahead() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.config import Config
-from surefoot.eval_cadence import (
+from surefoot.config.schedule import (
     MOST_EVALUATIONS,
     MOST_SHARE,
     Answered,
@@ -20,7 +20,7 @@ from surefoot.eval_cadence import (
     most_tasks,
 )
 from surefoot.guards.arming import judge_arming
-from surefoot.tracking.plan import batch_arithmetic
+from surefoot.report.plan import batch_arithmetic
 
 
 def cadence(heldout: int, **keys: Any) -> Cadence:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.config_load import config_from_values, foreign, load_config
-from surefoot.config_load.foreign import Row, by_name, find, rows
-from surefoot.config_load.keys import ALIASES, all_keys, hint
+from surefoot.config import foreign
+from surefoot.config.foreign import ForeignName, by_name, find, rows
+from surefoot.config.keys import ALIASES, all_keys, hint
+from surefoot.config.load import config_from_values, load_config
 from surefoot.errors import ConfigError
 
 HEAD = 'model = "pebble"\ntasks = "builtin:sums"\n'
@@ -45,7 +46,7 @@ def answer(config: Path, name: str, value: str = "1") -> str:
     return ""
 
 
-def dead_ends(config: Path, each: Iterable[Row]) -> list[str]:
+def dead_ends(config: Path, each: Iterable[ForeignName]) -> list[str]:
     """Hints that are refused when they are followed, and sentences that name keys which do not exist."""
     found = []
     for row in each:
@@ -141,7 +142,7 @@ def typed(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def wrong_turns(config: Path, cases: Iterable[tuple[str, object, Row]]) -> list[str]:
+def wrong_turns(config: Path, cases: Iterable[tuple[str, object, ForeignName]]) -> list[str]:
     """Values that should be accepted and are not, or whose hint is refused when it is followed."""
     found = []
     for name, value, row in cases:
@@ -160,7 +161,7 @@ def test_a_value_that_means_off_or_asks_for_what_is_so_gets_its_own_answer(plain
 
 
 def test_planted_answers_that_ignore_the_value_are_caught(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Row, "at", lambda self, path, value: self)
+    monkeypatch.setattr(ForeignName, "at", lambda self, path, value: self)
     some = CASES[::12]
     assert len(wrong_turns(plain, some)) > len(some) // 2
 
@@ -386,7 +387,7 @@ def test_defaults_are_told_to_a_config_in_trls_words_and_to_no_other(plain: Path
 
 def test_what_the_built_in_config_sets_is_not_told_as_a_default() -> None:
     """Each line told holds for the run: the built-in length, batch and schedule are not the defaults of their keys."""
-    from surefoot.config_load.dump import toml_value
+    from surefoot.config.keys import toml_value
 
     for word in ("report_to=none", "scale_rewards=true", "vllm_importance_sampling_cap=2"):
         loaded = load_config(None, [word])
@@ -410,7 +411,7 @@ def test_values_from_python_are_told_too() -> None:
 
 
 def test_the_block_stands_in_the_dry_run(plain: Path) -> None:
-    from surefoot.dry_run import dry_run
+    from surefoot.run.dry_run import dry_run
 
     lines = dry_run(load_config(plain, ["report_to=none"]))
     assert lines[0].endswith("is read as []")
@@ -422,7 +423,7 @@ def test_the_block_stands_in_the_dry_run(plain: Path) -> None:
 
 def test_headings_are_those_of_the_source(tmp_path: Path) -> None:
     from surefoot import config
-    from surefoot.config_load.keys import GROUPS
+    from surefoot.config.keys import GROUPS
 
     source = Path(config.__file__).read_text(encoding="utf-8")
     written = re.findall(r"^    # -- ([^-]+?) -+\n    (\w+):", source, flags=re.MULTILINE)

@@ -9,7 +9,7 @@ import pytest
 
 PROBE = """
 import resource, torch
-from surefoot.freed_memory import keep_freed_memory
+from surefoot.system.memory import keep_freed_memory
 {keep}
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -15,15 +15,15 @@ import pytest
 from surefoot import loop
 from surefoot.config import Config
 from surefoot.errors import InvariantError, NumericsError, SurefootError
+from surefoot.learner.updates import ParameterUpdates
 from surefoot.loop import Hooks, Run
-from surefoot.policy.census import Census
 from surefoot.protocols import EvalResult, StepReport
 from surefoot.records import LENGTH, STOP, Group, Rollout, Task, TrainSample, Turn
-from surefoot.runtime.books import LooseBooks
-from surefoot.store.durable import commit_folder
+from surefoot.runtime.task_queue import MemoryTaskQueue
+from surefoot.storage.files import commit_folder
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(6)]
-MOVED = Census(total=3, with_gradient=3, moved=3, still=())
+MOVED = ParameterUpdates(total=3, with_gradient=3, moved=3, still=())
 CODEC = SimpleNamespace(stop_ids=frozenset({2}), pad_token_id=0, vocab_size=50)
 
 
@@ -73,7 +73,7 @@ class FakeRuntime:
 class FakeLearner:
     """Applies every step but those in `refuse` (counted from 1)."""
 
-    def __init__(self, diary: Diary, refuse: Sequence[int] = (), census: Census | None = MOVED) -> None:
+    def __init__(self, diary: Diary, refuse: Sequence[int] = (), census: ParameterUpdates | None = MOVED) -> None:
         self.diary, self.refuse, self.census = diary, refuse, census
         self.version, self.calls, self.checked_tokens, self.changed_entries = 0, 0, 0, 0
         self.seen: list[Sequence[TrainSample]] = []
@@ -92,7 +92,7 @@ class FakeLearner:
 
 
 def make(
-    *, refuse: Sequence[int] = (), census: Census | None = MOVED, heldout: Sequence[Task] = TASKS[:2], finish: str = STOP,
+    *, refuse: Sequence[int] = (), census: ParameterUpdates | None = MOVED, heldout: Sequence[Task] = TASKS[:2], finish: str = STOP,
     rewards: Callable[[int, int], float | None] = lambda step, i: float(i % 2), **keys: Any,
 ) -> tuple[Run, Diary]:  # fmt: skip
     settings: dict[str, Any] = {"model": "m", "tasks": "t", "max_steps": 6, "tasks_per_step": 2, "num_generations": 4}
@@ -110,7 +110,7 @@ def make(
     learner: Any = FakeLearner(diary, refuse, census)
     run = Run(
         config=config, runtime=FakeRuntime(diary, rewards, finish), learner=learner, codec=CODEC,
-        books=LooseBooks(lambda n: TASKS[:n]), heldout=heldout, hooks=hooks,
+        queue=MemoryTaskQueue(lambda n: TASKS[:n]), heldout=heldout, hooks=hooks,
     )  # fmt: skip
     return run, diary
 
@@ -355,8 +355,8 @@ def session(
     heldout: Sequence[Task] = (), saving: Callable[[int], None] = lambda step: None,
 ) -> Path:  # fmt: skip
     """`surefoot train` up to the loop, with fakes for everything that is heavy; `saving` sees every save begin."""
-    from surefoot.assemble import session as module
-    from surefoot.config_load import load_config
+    from surefoot.config.load import load_config
+    from surefoot.run import session as module
 
     run, _ = make(max_steps=2)
     spoil(run)

@@ -11,19 +11,19 @@ import pytest
 
 from surefoot import loop
 from surefoot.config import Config
+from surefoot.config.schedule import Answered
 from surefoot.errors import CollapseStopError, RewardError, StateError
-from surefoot.eval_cadence import Answered
 from surefoot.guards.arming import guard_lines
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.guards.noise import proportion_se
-from surefoot.guards.verdict import Evidence, best_facts, judge_run, way_out
+from surefoot.guards.verdict import LearningEvidence, best_facts, judge_run, way_out
+from surefoot.learner.updates import ParameterUpdates
 from surefoot.loop import Hooks, Run
-from surefoot.loop_notes import Between
-from surefoot.policy.census import Census
+from surefoot.loop_state import GuardInputs
 from surefoot.protocols import EvalResult, StepReport
 from surefoot.records import STOP, Group, Rollout, Task, Turn, Verdict
-from surefoot.runtime.books import LooseBooks
-from surefoot.store.run_folder import RunFolder
+from surefoot.runtime.task_queue import MemoryTaskQueue
+from surefoot.storage.run_folder import RunFolder
 from surefoot.tracking.metrics import lookup
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(2)]
@@ -38,7 +38,7 @@ class FakeRun:
         **keys: Any,
     ) -> None:  # fmt: skip
         self.reward, self.heldout, self.diary, self.told = reward, heldout, [], []
-        self.version, self.census, self.checked_tokens = 0, Census(1, 1, 1, ()), 0
+        self.version, self.census, self.checked_tokens = 0, ParameterUpdates(1, 1, 1, ()), 0
         self.metrics: dict[str, float] = {"loss": 0.5, "kl": 0.125, "entropy": 0.75}
         settings: dict[str, Any] = {
             "model": "m", "tasks": "t", "max_steps": 12, "eval_steps": 2, "tasks_per_step": 1, "num_generations": 2,
@@ -54,7 +54,7 @@ class FakeRun:
             save=lambda step: self.note("save", step),
         )
         self.run = Run(
-            config=Config(**(settings | keys)), runtime=mine, learner=mine, books=LooseBooks(lambda n: TASKS[:n]),
+            config=Config(**(settings | keys)), runtime=mine, learner=mine, queue=MemoryTaskQueue(lambda n: TASKS[:n]),
             codec=SimpleNamespace(stop_ids=frozenset({2}), pad_token_id=0, vocab_size=50), heldout=TASKS, hooks=hooks,
             guard=None if mode == "off" else HeldOutGuard(**EAGER),
         )  # fmt: skip
@@ -138,7 +138,7 @@ def test_a_fired_soft_guard_saves_and_ends_the_run_without_an_error() -> None:
     fake = hacked(mode="soft")
     loop.train(fake.run)
     assert fake.run.step == 4
-    assert loop.halted(fake.run)
+    assert loop.guard_fired(fake.run)
     assert set(fake.of("save")[1:]) == {(4,)}, "after the best one at step 2, those that it was stopped with"
 
 
@@ -160,14 +160,14 @@ def test_firing_at_the_very_last_evaluation_still_counts() -> None:
     strict, gentle = hacked(max_steps=4), hacked(max_steps=4, mode="soft")
     assert stopped(strict).status is not None
     loop.train(gentle.run)
-    assert loop.halted(gentle.run)
+    assert loop.guard_fired(gentle.run)
 
 
 def test_a_stop_request_does_not_hide_a_collapse() -> None:
     fake = hacked(mode="soft")
     fake.run.hooks.stop = lambda: fake.run.step >= 4
     loop.train(fake.run)
-    assert loop.halted(fake.run)
+    assert loop.guard_fired(fake.run)
 
 
 # -- told -----------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_an_evaluation_without_the_watched_metric_is_an_error_and_not_a_pass() -
 
 
 def test_an_accuracy_outside_0_and_1_has_no_binomial_error() -> None:
-    between = Between()
+    between = GuardInputs()
     between.step({"reward": 0.5})
     ((_, numbers),) = between.folds(2, {"eval_accuracy": 3.0, "eval_n": 10.0}, "eval_accuracy")
     assert numbers == {"reward": 0.5, "heldout": 3.0}
@@ -326,7 +326,7 @@ def test_the_plan_says_what_the_guard_will_do(keys: dict[str, Any], said: str) -
 
 
 def test_a_collapse_outweighs_every_other_fact_of_the_verdict() -> None:
-    nothing = Evidence(0.0, groups=0, differing=0, changed_entries=0, metric="a", change=None, measured=False)
+    nothing = LearningEvidence(0.0, groups=0, differing=0, changed_entries=0, metric="a", change=None, measured=False)
     judged = judge_run(
         planned=10, executed=10, target=("a", 0.5), metrics={"a": 1.0}, collapse="held-out fell", evidence=nothing
     )
@@ -411,18 +411,18 @@ def test_the_check_that_the_planted_bugs_break_is_green() -> None:
 
 
 def test_planted_missing_call_site_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "fold", lambda run: {})
+    monkeypatch.setattr(loop, "update_guard", lambda run: {})
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check()
 
 
 def test_planted_proxy_as_held_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Between.folds
+    real = GuardInputs.folds
 
-    def proxy(self: Between, *args: Any) -> Any:
+    def proxy(self: GuardInputs, *args: Any) -> Any:
         return [(step, numbers | {"heldout": numbers["reward"]}) for step, numbers in real(self, *args)]
 
-    monkeypatch.setattr(Between, "folds", proxy)
+    monkeypatch.setattr(GuardInputs, "folds", proxy)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check()
 

@@ -8,14 +8,16 @@ import pytest
 
 from surefoot.config import Config
 from surefoot.guards.noise import proportion_se
-from surefoot.loop_notes import _noise, step_one_warnings
-from surefoot.policy.census import Census
+from surefoot.learner.updates import ParameterUpdates
+from surefoot.loop_state import _noise, step_one_warnings
 
-MOVED = Census(total=3, with_gradient=3, moved=3, still=())
+MOVED = ParameterUpdates(total=3, with_gradient=3, moved=3, still=())
 HEALTHY = {"completions/clipped_ratio": 0.1, "frac_reward_zero_std": 0.5}
 
 
-def notes(metrics: dict[str, float] | None = None, census: Census | None = MOVED, **keys: Any) -> list[tuple[str, str]]:
+def notes(
+    metrics: dict[str, float] | None = None, census: ParameterUpdates | None = MOVED, **keys: Any
+) -> list[tuple[str, str]]:
     return list(step_one_warnings(HEALTHY | (metrics or {}), census, Config(model="m", tasks="t", **keys)))
 
 
@@ -45,15 +47,15 @@ def test_equal_rewards_are_told_when_no_group_has_any_other(share: float, warned
         assert "num_generations" in remedy
 
 
-@pytest.mark.parametrize("census", [None, Census(3, 3, 0, ("a", "b", "c"))])
-def test_weights_that_did_not_move_are_told_with_the_learning_rate(census: Census | None) -> None:
+@pytest.mark.parametrize("census", [None, ParameterUpdates(3, 3, 0, ("a", "b", "c"))])
+def test_weights_that_did_not_move_are_told_with_the_learning_rate(census: ParameterUpdates | None) -> None:
     ((what, remedy),) = notes(census=census, learning_rate=0.0)
     assert "no parameter changed" in what
     assert "learning_rate (now 0)" in remedy
 
 
 def test_a_part_that_did_not_move_is_named() -> None:
-    ((what, _),) = notes(census=Census(3, 2, 2, ("lm_head.weight",)))
+    ((what, _),) = notes(census=ParameterUpdates(3, 2, 2, ("lm_head.weight",)))
     assert "1 of 3 parameter tensors did not move, first lm_head.weight" in what
 
 

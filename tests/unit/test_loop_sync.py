@@ -12,9 +12,9 @@ import pytest
 from surefoot import loop
 from surefoot.config import Config
 from surefoot.loop import Hooks, Run
-from surefoot.protocols import Assignment, EvalResult, StepReport
+from surefoot.protocols import EvalResult, StepBatch, StepReport
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.runtime.deliveries import Deliveries
+from surefoot.runtime.task_queue import BackgroundGroupWriter
 
 TASK = Task(id="t", prompt="?")
 
@@ -48,18 +48,18 @@ class Books:
     def __init__(self, *, with_groups: bool = False) -> None:
         self.with_groups = with_groups
 
-    def draw(self, step: int, n: int) -> Assignment:
+    def next_batch(self, step: int, n: int) -> StepBatch:
         self.slow()
-        return Assignment(step, (TASK,), (group(step),) if self.with_groups else None)
+        return StepBatch(step, (TASK,), (group(step),) if self.with_groups else None)
 
     def slow(self) -> None: ...
 
-    def delivering(self, assignment: Any) -> Any:
-        return Deliveries(lambda groups: None)
+    def recording(self, assignment: Any) -> Any:
+        return BackgroundGroupWriter(lambda groups: None)
 
-    def keep(self, assignment: Any, groups: Any) -> None: ...
+    def record_rollouts(self, assignment: Any, groups: Any) -> None: ...
 
-    def settle(self, assignment: Any, step: int, fates: Sequence[str | None]) -> None: ...
+    def close_batch(self, assignment: Any, step: int, fates: Sequence[str | None]) -> None: ...
 
 
 def group(step: int) -> Group:
@@ -68,7 +68,7 @@ def group(step: int) -> Group:
     return Group(TASK, name, tuple(Rollout(TASK.id, name, i, (t,), reward=float(i)) for i, t in enumerate(turns)))
 
 
-def trained(books: Any = None, hooks: dict[str, Any] | None = None, **keys: Any) -> list[tuple[Any, ...]]:
+def trained(queue: Any = None, hooks: dict[str, Any] | None = None, **keys: Any) -> list[tuple[Any, ...]]:
     diary: list[tuple[Any, ...]] = []
     config = Config(**{"model": "m", "tasks": "t", "max_steps": 6, "tasks_per_step": 1, "num_generations": 2} | keys)
     learner: Any = SimpleNamespace(version=0, census=None, weights=dict)
@@ -85,7 +85,7 @@ def trained(books: Any = None, hooks: dict[str, Any] | None = None, **keys: Any)
     )  # fmt: skip
     codec = SimpleNamespace(stop_ids=frozenset({2}), pad_token_id=0, vocab_size=50)
     run = Run(
-        config=config, runtime=Runtime(diary), learner=learner, codec=codec, books=books or Books(), heldout=[TASK],
+        config=config, runtime=Runtime(diary), learner=learner, codec=codec, queue=queue or Books(), heldout=[TASK],
         hooks=said,
     )  # fmt: skip
     loop.train(run)
@@ -132,9 +132,9 @@ def test_waiting_for_groups_is_collecting_and_reading_the_queue_is_keeping(monke
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
     def timed(with_groups: bool) -> dict[str, float]:
-        books = Books(with_groups=with_groups)
-        monkeypatch.setattr(books, "slow", lambda: now.__setitem__(0, now[0] + 8.0))
-        metrics: dict[str, float] = dict(of(trained(books, max_steps=1), "log"))[1]  # type: ignore[assignment]
+        queue = Books(with_groups=with_groups)
+        monkeypatch.setattr(queue, "slow", lambda: now.__setitem__(0, now[0] + 8.0))
+        metrics: dict[str, float] = dict(of(trained(queue, max_steps=1), "log"))[1]  # type: ignore[assignment]
         return metrics
 
     assert (timed(True)["timing/keep"], timed(True)["timing/collect"]) == (0.0, 8.0)

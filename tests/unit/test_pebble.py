@@ -14,8 +14,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import surefoot
+from surefoot.data.builtin import sum_task, sums_tasks
 from surefoot.data.heldout import is_heldout
-from surefoot.data.sums import sum_task, sums_tasks
 from surefoot.records import Task
 
 FOLDER = Path(surefoot.__file__).parent / "assets" / "pebble"

@@ -14,14 +14,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import surefoot
-from surefoot.data.errands import CALCULATOR, KINDS, errands_tasks, times_task, turn_task
+from surefoot.data.builtin import CALCULATOR, KINDS, errands_tasks, multiplication_task, reversal_task
 from surefoot.data.heldout import is_heldout
-from surefoot.envs.tool_calls import parse_calls
 from surefoot.errors import ModelError
-from surefoot.policy import load
-from surefoot.policy.chat import ChatCodec
-from surefoot.policy.load import load_policy
+from surefoot.learner import model as load
+from surefoot.learner.chat import ChatCodec
+from surefoot.learner.model import load_policy
 from surefoot.records import Task
+from surefoot.tools.parsing import parse_calls
 
 FOLDER = Path(surefoot.__file__).parent / "assets" / "pebble_tools"
 MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
@@ -243,7 +243,7 @@ def test_the_start_calls_seldom_and_as_often_for_both_kinds(
 
 def test_measured_call_rates_are_those_of_plain_sampling(script: Any, model: Any, tokenizer: Any) -> None:
     """The figures above are computed; here the same model samples, through `generate`, as a stranger would."""
-    tasks = [turn_task(f"{number:04d}") for number in range(17, 10_000, 199)]
+    tasks = [reversal_task(f"{number:04d}") for number in range(17, 10_000, 199)]
     prompts = torch.tensor([render(tokenizer, [dict(m) for m in task.messages()], prompt=True) for task in tasks])
     torch.manual_seed(0)
     out = model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=6, num_return_sequences=16)
@@ -257,7 +257,7 @@ def test_measured_call_rates_are_those_of_plain_sampling(script: Any, model: Any
 
 def test_the_faulty_teacher_calls_by_chance_and_errs_in_a_systematic_way(script: Any) -> None:
     rng = random.Random(0)
-    for task, right in ((times_task(347, 86), "29842"), (turn_task("4821"), "1284")):
+    for task, right in ((multiplication_task(347, 86), "29842"), (reversal_task("4821"), "1284")):
         told = [script.faulty(task, rng) for _ in range(2000)]
         direct = [episode[1][1] for episode in told if len(episode) == 2]
         assert 1 - len(direct) / 2000 == pytest.approx(script.CALLS, abs=0.04)

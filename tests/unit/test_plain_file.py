@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.plain_file import (
+from surefoot.system.files import (
     APPEND,
     TooLongError,
     bounded_lines,

@@ -13,8 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot import safe_text
-from surefoot.safe_text import _COMMON, HIDDEN, is_secret_name, printable, redact, redact_values, remember, spelled_out
+from surefoot.system import text as safe_text
+from surefoot.system.text import (
+    _COMMON,
+    HIDDEN,
+    is_secret_name,
+    printable,
+    redact,
+    redact_values,
+    remember,
+    spelled_out,
+)
 
 ODD = "pä\"ss\\wo\trd'☂ 9"
 SECRET_NAMES = """HF_TOKEN HUGGING_FACE_HUB_TOKEN wandb_api_key WANDB_APIKEY AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID DB_PASSWORD
@@ -166,7 +175,7 @@ def test_hostile_text_costs_time_in_proportion_to_its_length() -> None:
     """Under a deadline of the operating system's: a pattern that backtracks would need hours, not seconds."""
     script = (
         "import signal; signal.alarm(60)\n"
-        "from surefoot.safe_text import redact\n"
+        "from surefoot.system.text import redact\n"
         f"for piece in {HOSTILE!r}: redact(piece * (300_000 // len(piece)), {{'A_TOKEN': 'abcdefgh'}})\n"
     )
     done = subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": ":".join(sys.path)}, timeout=120)
@@ -197,5 +206,5 @@ def test_data_is_redacted_at_every_depth_and_keeps_its_form() -> None:
 
 
 def test_planted_redactor_that_does_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot.safe_text.redact", lambda text: text)
+    monkeypatch.setattr("surefoot.system.text.redact", lambda text: text)
     assert printable("ghp_" + "C" * 30) != HIDDEN

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.errors import CollapseStopError, InvariantError, RewardError
-from surefoot.stopping import ASKING, PARTS, StopRequested, StopSignals
+from surefoot.system.signals import ASKING, PARTS, StopRequested, StopSignals
 
 LONG_S = 60
 KINDS = {"abandonable": {"abandonable": True}, "tears": {"tears_weights": True}}
@@ -299,7 +299,7 @@ def test_a_save_and_a_publication_are_finished_and_only_learning_tears_weights()
 # -- the last resort ---------------------------------------------------------------------------
 PROGRAM = """
 import ctypes, os, signal, sys, time
-from surefoot.stopping import StopSignals
+from surefoot.system.signals import StopSignals
 with StopSignals(grace_s=0.05, last_resort_s=0.3, resume="surefoot train --resume x") as stop:
     with stop.phase("learning", tears_weights=True) if sys.argv[1] != "save" else stop.phase("saving"):
         print("up", flush=True)
@@ -361,7 +361,7 @@ def test_planted_without_the_last_resort_it_would_not_end() -> None:
 # -- any instant -------------------------------------------------------------------------------
 TRIALS = """
 import json, os, random, signal, sys, time
-from surefoot.stopping import StopRequested, StopSignals
+from surefoot.system.signals import StopRequested, StopSignals
 
 folder, planted, trials = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.chdir(folder)
@@ -447,7 +447,7 @@ def test_planted_a_phase_that_is_taken_for_abandonable_leaves_half_a_state(tmp_p
 # -- before a run, after it, and the end of its process -------------------------------------------
 COMMAND_PROGRAM = """
 import signal, sys, threading, time
-from surefoot.stopping import COMMAND, StopSignals, StopRequested
+from surefoot.system.signals import COMMAND, StopSignals, StopRequested
 COMMAND.listen()
 if "early" in sys.argv:
     print("up", flush=True)

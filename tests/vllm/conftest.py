@@ -33,7 +33,7 @@ def policy() -> Any:
     """The built-in model in float32, one torch thread."""
     import torch
 
-    from surefoot.policy.load import load_policy
+    from surefoot.learner.model import load_policy
 
     torch.set_num_threads(1)
     return load_policy("pebble", base=HERE, device="cpu", dtype="float32")
@@ -67,8 +67,8 @@ def learner(policy: Any) -> Any:
     """A learner on a copy of the model, and the one who scores."""
     import copy
 
+    from surefoot.learner.grpo import GRPOLearner, LearnerSettings
     from surefoot.maths.losses import LossSettings
-    from surefoot.policy.learner import GRPOLearner, LearnerSettings
 
     settings = LearnerSettings(
         loss=LossSettings(), learning_rate=1e-3, max_steps=100, max_completion_length=64, temperature=1.0,

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from surefoot.engines.vllm_engine import VllmEngine
 from surefoot.errors import EngineError
-from surefoot.policy.load import load_policy
+from surefoot.learner.model import load_policy
 from surefoot.protocols import Request
 
 torch.set_num_threads(1)

@@ -16,11 +16,11 @@ import pytest
 import torch
 from vllm_asking import END, ask, crowd, gaps, tokens
 
-from surefoot.engines.http_client import HttpClient, Limits
+from surefoot.engines.http_client import HttpClient, HttpLimits
 from surefoot.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
-    from surefoot.engines.openai_engine import OpenAIEngine
+    from surefoot.engines.openai import OpenAIEngine
 
 HOSTILE = {"temperature": 0.1, "top_k": 1, "repetition_penalty": 2.0, "top_p": 0.1, "min_p": 0.5, "eos_token_id": 5}
 
@@ -53,7 +53,7 @@ def address(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=root, start_new_session=True)
     url = f"http://127.0.0.1:{port}/v1"
     try:
-        waiting = HttpClient(url, Limits(deadline_s=600, tries=10_000, pause_s=0.25))
+        waiting = HttpClient(url, HttpLimits(deadline_s=600, tries=10_000, pause_s=0.25))
         assert waiting.get("/v1/models"), (root / "log").read_text()[-3000:]
         yield url, weights
     finally:
@@ -68,7 +68,7 @@ def address(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
 @pytest.fixture
 def remote(address: tuple[str, Path], learner: Any) -> Iterator[OpenAIEngine]:
     """An engine on that server, with the model's own weights as version 0."""
-    from surefoot.engines.openai_engine import OpenAIEngine
+    from surefoot.engines.openai import OpenAIEngine
 
     url, weights = address
     engine = OpenAIEngine(url, weights_folder=weights)
@@ -91,7 +91,7 @@ def test_a_hostile_generation_config_has_no_say(remote: OpenAIEngine, learner: A
 
 
 def test_a_server_for_evaluation_needs_nothing_but_token_ids(address: tuple[str, Path]) -> None:
-    from surefoot.engines.openai_engine import OpenAIEngine
+    from surefoot.engines.openai import OpenAIEngine
 
     engine = OpenAIEngine(address[0], "pebble", version=7)
     answers = engine.generate(crowd(3, stop_ids=END))

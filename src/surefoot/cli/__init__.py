@@ -15,24 +15,10 @@ from typing import Annotated, Optional
 
 import typer
 
-from surefoot.cli import (
-    bisect,
-    check,
-    commands,
-    demo,
-    evaluate,
-    ledger,
-    probe_reward,
-    report,
-    runner,
-    status,
-    suite,
-    tools,
-    trend,
-)
+from surefoot.cli import bisect, check, commands, preflight, runs, testing
 from surefoot.cli.exits import guarded
 from surefoot.cli.overview import Overview
-from surefoot.stopping import COMMAND
+from surefoot.system.signals import COMMAND
 
 app = typer.Typer(
     name="surefoot",
@@ -125,8 +111,11 @@ def version() -> None:
     sys.exit(guarded(commands.version))
 
 
-for _part in (evaluate, status, report, ledger, probe_reward, tools, check, trend, bisect, suite, runner, demo):
-    _part.add_to(app)
+for _add in (
+    runs.add_eval, runs.add_status, runs.add_report, runs.add_ledger, preflight.add_probe_reward, preflight.add_tools,
+    check.add_to, testing.add_trend, bisect.add_to, testing.add_suite, testing.add_runner, commands.add_demo,
+):  # fmt: skip
+    _add(app)
 
 
 def main() -> None:

@@ -199,7 +199,7 @@ def bisect(
 
 def _bisect(given: dict[str, Any]) -> int:
     from surefoot.harness.bisect.command import bisect as search
-    from surefoot.harness.bisect.options import Options
+    from surefoot.harness.bisect.options import BisectOptions
 
     same = "good bad replay no_reset save_dir save_log skip_good_check rebuild venv_cache metric worse_than".split()
     same += ["crash_is_bad"]
@@ -208,7 +208,7 @@ def _bisect(given: dict[str, Any]) -> int:
     lists |= {"skip_codes": "skip_code", "require_env": "require_env"}
     values: dict[str, Any] = {name: given[name] for name in same if given[name] is not None}
     values |= {name: tuple(given[key] or ()) for name, key in lists.items()}
-    return search(Options(**values, rates=_rates(given["rates"])))
+    return search(BisectOptions(**values, rates=_rates(given["rates"])))
 
 
 def _rates(text: str | None) -> tuple[float, float] | None:

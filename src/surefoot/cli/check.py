@@ -116,7 +116,7 @@ def dump(
 
 
 def _dump(logdir: Path, output: Path, error_on_conflicts: bool, required: tuple[str, ...]) -> int:
-    from surefoot.harness.events import dump as dump_events
+    from surefoot.harness.sources import dump as dump_events
 
     _print(dump_events(logdir, output, error_on_conflicts=error_on_conflicts, required=required))
     return 0

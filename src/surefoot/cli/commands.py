@@ -7,20 +7,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
+import typer
+
+from surefoot.cli.exits import guarded
+from surefoot.cli.overview import WholeLines
 from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
-    from surefoot.cli.evaluate import EvalOutput
-    from surefoot.config_load import LoadedConfig
+    from surefoot.cli.runs import EvalOutput
+    from surefoot.config.load import LoadedConfig
 
 
 def train(words: Sequence[str]) -> int:
     """Run a training run and return its verdict's exit code."""
     loaded = _load(words)
-    from surefoot import assemble
-    from surefoot.tracking.console import open_view
+    from surefoot import run as assemble
+    from surefoot.report.console import open_view
 
     view = open_view(loaded.config.max_steps)
     try:
@@ -33,10 +37,10 @@ def train(words: Sequence[str]) -> int:
 def resume(run: Path, words: Sequence[str], *, allow_code: bool = False) -> int:
     """Go on with an interrupted run, or make one longer; the verdict's exit code."""
     max_steps = _new_length(words) if words else None
-    from surefoot import assemble
-    from surefoot.assemble.run_config import load_run_config
-    from surefoot.store.run_folder import RunFolder
-    from surefoot.tracking.console import open_view
+    from surefoot import run as assemble
+    from surefoot.report.console import open_view
+    from surefoot.run.store import load_run_config
+    from surefoot.storage.run_folder import RunFolder
 
     view = open_view(max_steps or load_run_config(RunFolder.open(run)).config.max_steps)
     try:
@@ -48,7 +52,7 @@ def resume(run: Path, words: Sequence[str], *, allow_code: bool = False) -> int:
 
 def _new_length(words: Sequence[str]) -> int:
     """The one thing that may be said of a run that goes on."""
-    from surefoot.config_load.overrides import parse_overrides
+    from surefoot.config.files import parse_overrides
 
     found, problems = parse_overrides(words)
     values = [value for key, value in found if key == "max_steps"]
@@ -64,7 +68,7 @@ def _new_length(words: Sequence[str]) -> int:
 def plan(words: Sequence[str], *, start_tools: bool = False) -> int:
     """`train --dry-run`."""
     loaded = _load(words)
-    from surefoot.dry_run import dry_run
+    from surefoot.run.dry_run import dry_run
 
     _print(dry_run(loaded, start_tools=start_tools, tell=partial(print, file=sys.stderr, flush=True)))
     return 0
@@ -90,13 +94,15 @@ def evaluate(
     allow_code: bool = False,
 ) -> int:  # fmt: skip
     """Answer tasks with a run's weights or a model's, and print what was found; `wanted` makes an `Asked`."""
-    from surefoot.assemble.evaluate import Asked
-    from surefoot.assemble.evaluate import evaluate as evaluate_target
-    from surefoot.tracking.console import PlainView, open_view
+    from surefoot.report.console import PlainView, open_view
+    from surefoot.run.evaluate import EvaluationRequest
+    from surefoot.run.evaluate import evaluate as evaluate_target
 
     view = PlainView(0, sys.stderr) if output.as_json else open_view(0)
     try:
-        found = evaluate_target(target, checkpoint, view, url=url, asked=replace(Asked(*wanted), allow_code=allow_code))
+        found = evaluate_target(
+            target, checkpoint, view, url=url, asked=replace(EvaluationRequest(*wanted), allow_code=allow_code)
+        )
     finally:
         view.close()
     output.show(found)
@@ -105,8 +111,8 @@ def evaluate(
 
 def show_config(words: Sequence[str], *, toml: bool) -> int:
     """Print every key, or those about a word; resolved values when a config or overrides are given."""
-    from surefoot.config_load import describe_keys, dump_toml
-    from surefoot.config_load.search import is_search, search
+    from surefoot.config.foreign import is_search, search
+    from surefoot.config.keys import describe_keys, dump_toml
 
     if words and not toml and is_search(words[0]):
         _print(search(words))
@@ -129,7 +135,7 @@ def version() -> int:
 
 def _load(words: Sequence[str]) -> LoadedConfig:
     """The first word is a config file unless it is an override."""
-    from surefoot.config_load import load_config
+    from surefoot.config.load import load_config
 
     if words and "=" not in words[0] and not words[0].startswith("-"):
         return load_config(Path(words[0]), words[1:])
@@ -141,3 +147,52 @@ def _print(lines: Iterable[str]) -> None:
 
     for line in lines:
         print(printable(line))
+
+
+# -- `surefoot demo`: failures, caught on stage ---------------------------------------------------
+
+
+_Out = Annotated[
+    Optional[Path],  # noqa: UP045 - typer resolves this spelling in every version we allow
+    typer.Option(
+        "--out", metavar="DIR", help="Where both run folders go; under runs/ when left out.", show_default=False
+    ),
+]
+
+
+def add_demo(app: typer.Typer) -> None:
+    """Register the commands."""
+    about = "Small runs in which something goes wrong, and what stops it."
+    demo = typer.Typer(cls=WholeLines, no_args_is_help=True, help=about)
+    demo.callback()(_demo)
+    demo.command("hack")(hack)
+    app.add_typer(demo, name="demo")
+
+
+def _demo() -> None:
+    """Small runs in which something goes wrong, and what stops it."""
+
+
+def hack(
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The seed of both runs.")] = 1,
+    out: _Out = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Larger steps and fewer of them: less time, less to lose.")
+    ] = False,
+) -> None:
+    """Train with a reward that can be gamed, without and with the guard: about two minutes on two cores.
+
+    Exit code 0 when both runs went as described, 1 when not.
+    """
+    sys.exit(guarded(partial(_hack, seed, out, quick)))
+
+
+def _hack(seed: int, out: Path | None, quick: bool) -> int:
+    from surefoot.demo.hack import hack as play_hack
+    from surefoot.tracking.text import printable
+
+    def say(text: str) -> None:
+        encoding = sys.stdout.encoding or "utf-8"  # curves are drawn with bars that not every terminal has
+        print(printable(text).encode(encoding, errors="backslashreplace").decode(encoding), flush=True)
+
+    return play_hack(seed=seed, out=out, quick=quick, say=say)

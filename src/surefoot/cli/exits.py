@@ -54,7 +54,7 @@ def guarded(action: Callable[[], int]) -> int:
 
 
 def _bug(error: Exception) -> int:
-    from surefoot.safe_text import printable
+    from surefoot.system.text import printable
 
     text = printable("".join(traceback.format_exception(error)))
     try:

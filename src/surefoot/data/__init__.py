@@ -1,21 +1,20 @@
 """Which task next: loading, holding out, dealing. Read `sources.py` first, then `tasks.py`.
 
-For more tasks than fit into memory read `streaming.py` and `large_stream.py`.
+For more tasks than fit into memory read `on_disk/dataset.py` and `on_disk/stream.py`.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from surefoot.data.batcher import TaskBatcher
-    from surefoot.data.curriculum import CurriculumSampler
+    from surefoot.data.curriculum import CurriculumSampler, SuccessCurriculum
     from surefoot.data.heldout import HeldoutLeakError, HeldoutSplit
-    from surefoot.data.large.large_stream import LargeTaskStream
-    from surefoot.data.large.lru import LRUCache
-    from surefoot.data.large.streaming import StreamingDataset
-    from surefoot.data.loader import TaskDataLoader
-    from surefoot.data.success_curriculum import SuccessCurriculum
+    from surefoot.data.loader import TaskBatcher, TaskDataLoader
+    from surefoot.data.lru import LRUCache
+    from surefoot.data.on_disk.dataset import StreamingDataset
+    from surefoot.data.on_disk.stream import LargeTaskStream
 
 __all__ = [
     "CurriculumSampler",
@@ -30,16 +29,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
+_HOMES = {
+    "CurriculumSampler": "curriculum",
+    "HeldoutLeakError": "heldout",
+    "HeldoutSplit": "heldout",
+    "LRUCache": "lru",
+    "LargeTaskStream": "on_disk.stream",
+    "StreamingDataset": "on_disk.dataset",
+    "SuccessCurriculum": "curriculum",
+    "TaskBatcher": "loader",
+    "TaskDataLoader": "loader",
+}
+
+
+def __getattr__(name: str) -> Any:  # on first use: a run that only takes tasks in order loads nothing else
+    if name not in _HOMES:
         raise AttributeError(f"module 'surefoot.data' has no attribute {name!r}")
-    if name in ("HeldoutLeakError", "HeldoutSplit"):
-        # on first use: who only deals tasks does not load the search for near-duplicates
-        from surefoot.data import heldout
-
-        return getattr(heldout, name)
-    from surefoot.data import batcher, curriculum, loader, success_curriculum
-    from surefoot.data.large import large_stream, lru, streaming
-
-    homes = (batcher, curriculum, large_stream, loader, lru, streaming, success_curriculum)
-    return next(vars(home)[name] for home in homes if name in vars(home))
+    return getattr(importlib.import_module(f"surefoot.data.{_HOMES[name]}"), name)

@@ -21,9 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefoot.data.errands import errands_tasks
+from surefoot.data.builtin import errands_tasks, sums_tasks
 from surefoot.data.files import SUFFIXES, read_task_file
-from surefoot.data.sums import sums_tasks
 from surefoot.data.tasks import Scorer, TaskSet
 from surefoot.errors import TaskError
 from surefoot.records import Task

@@ -1,29 +1,147 @@
-"""A Llama-family decoder that runs on weights it is handed: prefill one prompt, step many rows.
+"""Whether weights are still what they were when they were handed over.
 
-Owns       the forward pass of the embedded engine and its KV cache.
-Promises   what a row computes does not depend, bit for bit in float32, on who sits in the
-           other rows: the row count is fixed, the KV width a multiple of `WIDTH_STEP`, and
-           every prompt is prefilled alone.
-           Taking weights moves pointers only; what decoding needs beside them is laid out
-           before the first token (`pack_seconds`).
-Never      loads a model, samples, or knows what a rollout is.
-
-Axes: R rows (fixed), P prompt tokens, W KV width, H hidden, V vocabulary, D head size.
+A change in place after the hand-over makes one version two models. Torch's own counter does not see fused optimisers,
+so the first entries of every tensor are remembered and compared.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the community's name
 
-from surefoot.engines.handed import Handed
-from surefoot.engines.linear import StackedLinear
 from surefoot.errors import EngineError
 from surefoot.protocols import DecoderSpec, Weights
+
+
+class MutationCheck:
+    """Tensors, by name, and the first entries of each as they were when `remember` was last called."""
+
+    def __init__(self, names: list[str], tensors: list[Tensor]) -> None:
+        self.names, self.tensors = names, tensors
+        self.views = [_first_entries(tensor.detach()) for tensor in tensors]
+        self.places = [tensor.data_ptr() for tensor in tensors]
+        self.remember()
+
+    def are(self, tensors: list[Tensor]) -> bool:
+        """Whether these are the same tensors, in the same memory."""
+        same = all(one is two for one, two in zip(tensors, self.tensors, strict=True))
+        return same and [tensor.data_ptr() for tensor in tensors] == self.places
+
+    def remember(self) -> None:
+        """From now on they have to stay as they are."""
+        self.before = self._bits()
+
+    def changed(self) -> str | None:
+        """Name of a tensor that is not what it was."""
+        now = self._bits()
+        if torch.equal(now, self.before):
+            return None
+        lengths = [len(view) for view in self.views]
+        pairs = zip(self.names, now.split(lengths), self.before.split(lengths), strict=True)
+        return next(name for name, one, two in pairs if not torch.equal(one, two))
+
+    def _bits(self) -> Tensor:
+        values = torch.cat(self.views)  # as bits, so that NaN equals NaN
+        return values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
+
+
+def _first_entries(tensor: Tensor) -> Tensor:
+    """(up to 4,) a view, whatever the tensor's strides are."""
+    for _ in range(tensor.dim() - 1):
+        tensor = tensor[0]
+    return tensor[:4]
+
+
+# -- Matrix products with a fixed number of rows, laid out for decoding ---------------------------
+# A decode step multiplies a few rows with every weight of the model. The library's general
+# path is two to three times slower than memory bandwidth allows at such shapes, so on the CPU
+# the weights are packed once per weight version and reused for every token.
+#
+# Packing is an internal layout: the numbers are those of `x @ weight.T + bias`.
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build packs weights for a fixed row count."""
+    packs = torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
+    return device.type == "cpu" and dtype == torch.float32 and packs
+
+
+def row_step(device: torch.device, dtype: torch.dtype) -> int:
+    """Row counts must be multiples of this for a row's result not to depend on the other rows, bit for bit."""
+    return 8 if can_pack(device, dtype) else 16
+
+
+class FixedRowsLinear:
+    """`x @ weight.T + bias` for inputs of exactly (rows, K).
+
+    Args:
+        weight: (N, K). Read at construction; later in-place changes are not seen.
+        bias: (N,) or None.
+        rows: the row count of every input.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, rows: int) -> None:
+        self.weight, self.bias, self.rows = weight, bias, rows
+        self.packed = self.transposed = None
+        if can_pack(weight.device, weight.dtype):
+            self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
+        elif weight.device.type == "cpu":
+            self.transposed = weight.t().contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(rows, K) -> (rows, N)."""
+        if self.packed is not None:
+            return torch.ops.mkl._mkl_linear(x, self.packed, self.weight, self.bias, self.rows)  # type: ignore[no-any-return]
+        if self.transposed is not None:
+            out = x @ self.transposed
+            return out if self.bias is None else out + self.bias
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
+class StackedLinear:
+    """One product for several weights that read the same input, laid out when somebody first needs it.
+
+    Taking new weights is then a change of pointers, and whoever is replaced before it speaks never pays for packing.
+
+    Args:
+        weights: (N_i, K) each; the outputs stand side by side in this order.
+        biases: (N_i,) each, or None.
+        rows: the row count of every input.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor] | None, rows: int) -> None:
+        self.weights, self.biases, self.rows = weights, biases, rows
+        self.packed: FixedRowsLinear | None = None
+
+    def pack(self) -> None:
+        """Read the weights as they are now; later in-place changes are not seen."""
+        bias = None if self.biases is None else torch.cat(list(self.biases))
+        weight = self.weights[0] if len(self.weights) == 1 else torch.cat(list(self.weights))
+        self.packed = FixedRowsLinear(weight, bias, self.rows)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(rows, K) -> (rows, N_1 + N_2 + ...)."""
+        if self.packed is None:
+            self.pack()
+        assert self.packed is not None, "pack has just made it"
+        return self.packed(x)
+
+
+# -- A Llama-family decoder that runs on weights it is handed: prefill one prompt, step many rows -
+# Owns       the forward pass of the embedded engine and its KV cache.
+# Promises   what a row computes does not depend, bit for bit in float32, on who sits in the
+# other rows: the row count is fixed, the KV width a multiple of `WIDTH_STEP`, and
+# every prompt is prefilled alone.
+# Taking weights moves pointers only; what decoding needs beside them is laid out
+# before the first token (`pack_seconds`).
+# Never      loads a model, samples, or knows what a rollout is.
+#
+# Axes: R rows (fixed), P prompt tokens, W KV width, H hidden, V vocabulary, D head size.
+
 
 WIDTH_STEP = 32
 """KV widths are multiples of this, so that reductions are cut in the same places whatever the width."""
@@ -57,7 +175,7 @@ class Decoder:
         self.layers = []
         self.embed = self.norm = torch.empty(0)
         self.head = None
-        self._handed: Handed | None = None
+        self._handed: MutationCheck | None = None
         self._drop_packed()
 
     def _drop_packed(self) -> None:
@@ -112,7 +230,7 @@ class Decoder:
         self.embed = weights["model.embed_tokens.weight"].detach()
         self.norm = weights["model.norm.weight"].detach()
         self.layers = [_Layer(self.spec, i, weights, self.rows) for i in range(self.spec.layers)]
-        self._handed = Handed(self.names, tensors)
+        self._handed = MutationCheck(self.names, tensors)
 
     def pack(self) -> None:
         """Lay out what decoding reads, once per version; the weights have to be as they were handed over."""

@@ -25,17 +25,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from surefoot import pulse
-from surefoot.engines.decoder import Decoder
-from surefoot.engines.linear import row_step
+from surefoot.engines.decoder import Decoder, row_step
 from surefoot.engines.sampling import draw, draw_siblings, random_stream
 from surefoot.errors import ConfigError, EngineError, NumericsError
 from surefoot.protocols import Completion, DecoderSpec, Request, Weights
 from surefoot.records import LENGTH, STOP
+from surefoot.system import heartbeat
 
 
 @dataclass(slots=True)
-class _Seat:
+class _BatchRow:
     """One rollout being generated."""
 
     request: Request
@@ -78,7 +77,7 @@ class EmbeddedEngine:
         self.max_width = max_width
         self.decoder = Decoder(spec, rows=self.rows, max_width=max_width, device=device, dtype=dtype)
         self._version: int | None = None
-        self._seats: list[_Seat | None]
+        self._seats: list[_BatchRow | None]
         self._waiting: deque[tuple[int, Request]]
         self._seated_with: object
         self._tickets = itertools.count()
@@ -173,7 +172,7 @@ class EmbeddedEngine:
                 "share one engine through engines.serving.EngineLoop",
             )
 
-    def _seated(self) -> Iterator[tuple[int, _Seat]]:
+    def _seated(self) -> Iterator[tuple[int, _BatchRow]]:
         yield from ((row, seat) for row, seat in enumerate(list(self._seats)) if seat is not None)
 
     def _seat_again(self) -> None:
@@ -204,14 +203,14 @@ class EmbeddedEngine:
         """Seat the next request and those right behind it that share its prompt and temperature."""
         first = waiting[0][1]
         kv, logits = self._prefilled(first.prompt_ids)
-        siblings: list[_Seat] = []
+        siblings: list[_BatchRow] = []
         while waiting and len(siblings) < len(self._free):
             request = waiting[0][1]
             if (request.prompt_ids, request.temperature) != (first.prompt_ids, first.temperature):
                 break
             ticket, _ = waiting.popleft()
             stream = random_stream(request.seed, request.max_new_tokens)
-            siblings.append(_Seat(request, ticket, stream, self.version))
+            siblings.append(_BatchRow(request, ticket, stream, self.version))
         # Siblings share the prompt's last logits; each draws its first token with its own stream.
         drawn = draw_siblings(logits, first.temperature, self._dice(siblings)[1]).pairs()
         seated = []
@@ -227,7 +226,7 @@ class EmbeddedEngine:
         """Keys, values and last logits of a prompt; once per group, even when its siblings enter in waves."""
         if self._last_prefill is None or self._last_prefill[0] != (self.version, prompt_ids):
             self._last_prefill = ((self.version, prompt_ids), self.decoder.prefill(prompt_ids))
-            pulse.beat("generating")
+            heartbeat.tick("generating")
         return self._last_prefill[1]
 
     def _step(self, done: dict[int, Completion]) -> None:
@@ -246,9 +245,9 @@ class EmbeddedEngine:
             if seat is not None and self._accept(seat, drawn[row], done):
                 self._seats[row] = None
                 self._free.append(row)
-        pulse.beat("generating")
+        heartbeat.tick("generating")
 
-    def _dice(self, seats: Sequence[_Seat | None]) -> tuple[Tensor, Tensor]:
+    def _dice(self, seats: Sequence[_BatchRow | None]) -> tuple[Tensor, Tensor]:
         """Temperatures (R,) and this position's uniform numbers (R,)."""
         temperatures = [1.0 if s is None else s.request.temperature for s in seats]
         uniforms = [0.0 if s is None else s.uniforms[len(s.tokens)] for s in seats]
@@ -256,7 +255,7 @@ class EmbeddedEngine:
         dtype = torch.float32 if device.type == "mps" else torch.float64
         return torch.tensor(temperatures, device=device), torch.tensor(uniforms, dtype=dtype, device=device)
 
-    def _accept(self, seat: _Seat, drawn: tuple[int, float], done: dict[int, Completion]) -> bool:
+    def _accept(self, seat: _BatchRow, drawn: tuple[int, float], done: dict[int, Completion]) -> bool:
         """Give one drawn token to a seat; True when that finished it."""
         if not math.isfinite(drawn[1]):
             raise NumericsError(

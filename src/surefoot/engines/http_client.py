@@ -5,7 +5,7 @@ Promises   a call ends by its deadline, whatever the server drips; 429, 5xx and 
            the key is sent to this server only, and shown to nobody.
 Never      follows a redirect, uses a proxy, or keeps state between calls.
 
-Read next: `openai_engine.py`, who asks.
+Read next: `openai.py`, who asks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from surefoot.addresses import holds_credentials, keeps_a_key
 from surefoot.errors import ConfigError, EngineError
-from surefoot.line_deadline import DeadlineConnection
-from surefoot.safe_text import printable
+from surefoot.system.connections import DeadlineConnection, holds_credentials, keeps_a_key
+from surefoot.system.text import printable
 
 KEY_VARIABLE = "SUREFOOT_ENGINE_API_KEY"
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -31,7 +30,7 @@ _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HttpLimits:
     """What one call may cost."""
 
     deadline_s: float = 600.0
@@ -59,10 +58,10 @@ class HttpClient:
     """
 
     def __init__(
-        self, url: str, limits: Limits | None = None, *,
+        self, url: str, limits: HttpLimits | None = None, *,
         sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.limits = limits or Limits()
+        self.limits = limits or HttpLimits()
         self._sleep, self._clock = sleep, clock
         self._https, self._host, self._port, self.prefix = _parts(url)
         self.url = url

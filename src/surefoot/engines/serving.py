@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from surefoot.errors import ConfigError, EngineError
-from surefoot.protocols import Completion, InFlight, Request, Weights
+from surefoot.protocols import Completion, InFlightPolicy, Request, Weights
 
 T = TypeVar("T")
 
 
-class Decodes(Protocol):
+class SteppingEngine(Protocol):
     """What the thread drives: `EmbeddedEngine` is one. Called from that thread alone."""
 
     @property
@@ -52,7 +52,7 @@ class Decodes(Protocol):
 
 
 @dataclass(eq=False)
-class _Asked:
+class _Submission:
     """One `submit`: what was asked, and what has come of it so far."""
 
     requests: tuple[Request, ...]
@@ -79,12 +79,12 @@ class EngineLoop:
         >>> loop.submit([Request("a", (1, 2), 8, 1.0, frozenset({0}), seed=1)]).result()  # doctest: +SKIP
     """
 
-    def __init__(self, engine: Decodes, *, copy_weights: bool = True, name: str = "engine") -> None:
+    def __init__(self, engine: SteppingEngine, *, copy_weights: bool = True, name: str = "engine") -> None:
         self.engine, self.copy_weights = engine, copy_weights
         self._changed = threading.Condition()
         self._notes: deque[Callable[[], None]] = deque()
-        self._waiting: deque[_Asked] = deque()
-        self._inside: dict[int, _Asked] = {}
+        self._waiting: deque[_Submission] = deque()
+        self._inside: dict[int, _Submission] = {}
         """By ticket, everybody who has a place in the engine."""
         self._paused, self._closing = False, False
         self._emptied: list[Future[None]] = []
@@ -110,7 +110,7 @@ class EngineLoop:
 
     def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
         """Ask; the answers come in the requests' order. Cancelling the future frees its rows."""
-        asked = _Asked(tuple(requests), Future())
+        asked = _Submission(tuple(requests), Future())
         if not requests:
             asked.future.set_result([])
             return asked.future
@@ -130,7 +130,7 @@ class EngineLoop:
         mine = {name: value.detach().clone() for name, value in weights.items()} if self.copy_weights else weights
         self.between_tokens(lambda engine: engine.load_weights(mine, version))
 
-    def pause(self, in_flight: InFlight = "keep") -> None:
+    def pause(self, in_flight: InFlightPolicy = "keep") -> None:
         """No token is drawn after this returns, and new requests wait. No run calls this: weights load between tokens.
 
         Args:
@@ -182,7 +182,7 @@ class EngineLoop:
             self._notes.append(note)
             self._changed.notify_all()
 
-    def _withdraw_if_cancelled(self, asked: _Asked, future: Future[list[Completion]]) -> None:
+    def _withdraw_if_cancelled(self, asked: _Submission, future: Future[list[Completion]]) -> None:
         with self._changed:
             if future.cancelled() and not self._closing and self._end is None:
                 self._notes.append(lambda: self._withdraw(asked))
@@ -240,7 +240,7 @@ class EngineLoop:
                 asked.future.set_result([asked.done[i] for i in range(len(asked.requests))])
         self._tell_emptied()
 
-    def _take_in(self, asked: _Asked) -> None:
+    def _take_in(self, asked: _Submission) -> None:
         if self._closing:
             self._fail([asked], self._closed("the engine is closed"))
         elif self._paused:
@@ -248,7 +248,7 @@ class EngineLoop:
         elif not asked.future.cancelled():
             self._enter(asked)
 
-    def _enter(self, asked: _Asked) -> None:
+    def _enter(self, asked: _Submission) -> None:
         missing = [i for i in range(len(asked.requests)) if i not in asked.done]  # not all, when some were aborted
         try:
             tickets = self.engine.enter([asked.requests[i] for i in missing])
@@ -258,14 +258,14 @@ class EngineLoop:
         asked.seats = dict(zip(tickets, missing, strict=True))
         self._inside.update(dict.fromkeys(tickets, asked))
 
-    def _withdraw(self, asked: _Asked) -> None:
+    def _withdraw(self, asked: _Submission) -> None:
         if asked in self._waiting:
             self._waiting.remove(asked)
         self.engine.leave(asked.seats)
         self._forget(asked)
         self._tell_emptied()
 
-    def _pause(self, in_flight: InFlight, emptied: Future[None]) -> None:
+    def _pause(self, in_flight: InFlightPolicy, emptied: Future[None]) -> None:
         self._paused = True
         if in_flight == "wait" and self._inside:
             self._emptied.append(emptied)
@@ -290,16 +290,16 @@ class EngineLoop:
             for future in told:
                 future.set_result(None)
 
-    def _everybody(self) -> list[_Asked]:
+    def _everybody(self) -> list[_Submission]:
         return list(dict.fromkeys([*self._inside.values(), *self._waiting]))
 
-    def _forget(self, asked: _Asked) -> None:
+    def _forget(self, asked: _Submission) -> None:
         """It has no place in the engine any more."""
         for ticket in asked.seats:
             self._inside.pop(ticket, None)
         asked.seats = {}
 
-    def _fail(self, these: Sequence[_Asked], error: BaseException) -> None:
+    def _fail(self, these: Sequence[_Submission], error: BaseException) -> None:
         for asked in these:
             self._forget(asked)
             if asked in self._waiting:

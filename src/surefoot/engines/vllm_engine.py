@@ -6,7 +6,7 @@ Promises   nothing is served before weights were handed over; these are read bac
            again, as the caller wishes.
 Never      loads a model, re-tokenises, or takes a sampling default from anybody.
 
-Read next: `serving.py`, the thread; `vllm_rows.py`, the requests inside; `vllm_core.py`, vLLM itself.
+Read next: `serving.py`, the thread; `vllm_requests.py`, the requests inside; `vllm_core.py`, vLLM itself.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import torch
 
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.engines.serving import EngineLoop
-from surefoot.engines.vllm_core import VllmCore
-from surefoot.engines.vllm_rows import Core, VllmRows
-from surefoot.engines.vllm_settings import BLOCK, VllmSettings, check_request
+from surefoot.engines.vllm_core import BLOCK, VllmCore, VllmSettings, check_request
+from surefoot.engines.vllm_requests import Core, VllmRequests
 from surefoot.errors import EngineError
 from surefoot.protocols import Weights
 
@@ -54,7 +53,7 @@ class VllmEngine(EngineLoop):
             gpu_memory_utilization=gpu_memory_utilization, sleep_mode=sleep_mode,
         )  # fmt: skip
         check = partial(check_request, vocab=self.settings.vocab, max_width=max_width)
-        self._inner = VllmRows(make_core(self.settings), check)
+        self._inner = VllmRequests(make_core(self.settings), check)
         self._staged: tuple[Weights, dict[str, int], int] | None = None
         super().__init__(cast(EmbeddedEngine, self._inner), copy_weights=False, name=name)
         if threads is not None:  # the number is the thread's own, and this one is new

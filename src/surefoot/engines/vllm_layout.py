@@ -19,7 +19,7 @@ from surefoot.protocols import Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """Rows `start` to `start + shape[0]` of one of vLLM's parameters.
 
     Example:
@@ -31,13 +31,13 @@ class Place:
     shape: tuple[int, ...]
 
 
-Layout = Mapping[str, Place]
+Layout = Mapping[str, TensorPlace]
 
 TIED_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
 
-def draw_layout(model: Any) -> Layout:
+def build_layout(model: Any) -> Layout:
     """Hugging Face name -> place, for every parameter of a vLLM model."""
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     return {
@@ -49,18 +49,18 @@ def draw_layout(model: Any) -> Layout:
 
 def _places(
     model: Any, packed: Mapping[str, list[str]], full: str, shape: tuple[int, ...]
-) -> Iterator[tuple[str, Place]]:
+) -> Iterator[tuple[str, TensorPlace]]:
     path, _, leaf = full.rpartition(".")
     owner, _, last = path.rpartition(".")
     module = model.get_submodule(path)
     if last in packed:
         start = 0
         for part, rows in zip(packed[last], module.output_sizes, strict=True):
-            yield f"{owner}.{part}.{leaf}", Place(full, start, (rows, *shape[1:]))
+            yield f"{owner}.{part}.{leaf}", TensorPlace(full, start, (rows, *shape[1:]))
             start += rows
     else:  # embeddings are padded to a round number of rows; the padding is nobody's weight
         rows = getattr(module, "org_vocab_size", shape[0])
-        yield full, Place(full, 0, (rows, *shape[1:]))
+        yield full, TensorPlace(full, 0, (rows, *shape[1:]))
 
 
 def check_weights(layout: Layout, weights: Weights, dtype: object) -> None:

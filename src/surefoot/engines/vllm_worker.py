@@ -10,7 +10,7 @@ Promises   only safetensors files right inside SUREFOOT_WEIGHTS_DIR are read; no
            the file was read and its names were found complete.
 Never      imports vLLM: it is mixed into a class of vLLM's that brings everything along.
 
-Read next: `server_weights.py`, the other side.
+Read next: `openai.py`, the other side.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from surefoot.engines.vllm_layout import draw_layout, read_back
+from surefoot.engines.vllm_layout import build_layout, read_back
 from surefoot.errors import ConfigError, EngineError
 from surefoot.maths.checksums import checksums
 
@@ -67,7 +67,7 @@ class WeightsFromFile:
         self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
         model = self.model_runner.model
         pack_again(model)
-        found = checksums(read_back(model, draw_layout(model)))
+        found = checksums(read_back(model, build_layout(model)))
         handed = checksums(weights)
         wrong = sorted(name for name in handed.keys() & found.keys() if handed[name] != found[name])
         if wrong:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from surefoot.config import Config
 
 
-class Row(NamedTuple):
+class AutoSettingsRow(NamedTuple):
     """Settings for runs of up to `evaluations` evaluations."""
 
     evaluations: float
@@ -26,14 +26,14 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row(6, 4, 1, 0.4, 2.6),
-    Row(9, 4, 1, 0.4, 2.9),
-    Row(13, 4, 2, 0.3, 2.7),
-    Row(21, 4, 2, 0.2, 2.9),
-    Row(30, 5, 2, 0.2, 3.3),
-    Row(60, 5, 2, 0.2, 3.6),
-    Row(200, 10, 3, 0.1, 4.2),  # what `HeldOutGuard` itself takes when nothing is said
-    Row(float("inf"), 10, 3, 0.1, 5.0),
+    AutoSettingsRow(6, 4, 1, 0.4, 2.6),
+    AutoSettingsRow(9, 4, 1, 0.4, 2.9),
+    AutoSettingsRow(13, 4, 2, 0.3, 2.7),
+    AutoSettingsRow(21, 4, 2, 0.2, 2.9),
+    AutoSettingsRow(30, 5, 2, 0.2, 3.3),
+    AutoSettingsRow(60, 5, 2, 0.2, 3.6),
+    AutoSettingsRow(200, 10, 3, 0.1, 4.2),  # what `HeldOutGuard` itself takes when nothing is said
+    AutoSettingsRow(float("inf"), 10, 3, 0.1, 5.0),
 )
 UNTOLD, FEW, MANY = 0.4, 13, 60
 """Wider by this where noise has to be read off the curve. With few evaluations Student's widening does that already,
@@ -42,7 +42,7 @@ AUTO = ("min_evals", "decline_patience", "ema_alpha", "margin_se")
 """Keys of `[guard]` that may be "auto"."""
 
 
-def row_for(evaluations: int) -> Row:
+def row_for(evaluations: int) -> AutoSettingsRow:
     """The settings that suit a run of so many evaluations."""
     return next(row for row in ROWS if evaluations <= row.evaluations)
 

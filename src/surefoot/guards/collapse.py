@@ -9,27 +9,291 @@ Never      evaluates, logs, stops a process, or imports torch. Who calls it does
                                                        |
                                                        +-- fired once --> should_halt() is True for good
 
-Read next: `collapse_rules.py`, what counts as a collapse; `noise.py`, what counts as noise; `collapse_rates.py`, how
+Read next: `collapse_rules.py`, what counts as a collapse; `noise.py`, what counts as noise; `collapse_rules.py`, how
 often it is wrong.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
-from surefoot.errors import InputError
-from surefoot.guards.collapse_curves import Curve
-from surefoot.guards.collapse_rates import describe
-from surefoot.guards.collapse_rules import RULES, Curves, Limits, breached, decline_margin, make_curves
-from surefoot.guards.collapse_settings import checked_limits, finite, number_or_none, whole
-from surefoot.guards.collapse_state import adopted, dump, restore
-from surefoot.guards.collapse_status import GuardStatus
+from surefoot.errors import CollapseStopError, ConfigError, InputError, StateError
+from surefoot.guards.collapse_rules import (
+    RULES,
+    CollapseLimits,
+    Curves,
+    breached,
+    checked_limits,
+    decline_margin,
+    describe,
+    finite,
+    make_curves,
+    number_or_none,
+    whole,
+)
 from surefoot.guards.noise import ROUNDING
 
-__all__ = ["GuardStatus", "HeldOutGuard"]
+# -- Two curves in text, for the moment when a run is stopped -------------------------------------
+
+
+MOST = 512
+"""Points that are kept; beyond it neighbours are averaged and each point stands for twice as many values."""
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass
+class ThinnedCurve:
+    """A series of any length in at most `MOST` points."""
+
+    points: list[float] = field(default_factory=list)
+    stride: int = 1
+    pending: float = 0.0
+    waiting: int = 0
+    first: float = 0.0
+    last: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Append one value."""
+        empty = not self.points and not self.waiting
+        self.first, self.last = value if empty else self.first, value
+        self.low, self.high = (value, value) if empty else (min(self.low, value), max(self.high, value))
+        self.pending += (value - self.pending) / (self.waiting + 1)
+        self.waiting += 1
+        if self.waiting == self.stride:
+            self.points.append(self.pending)
+            self.pending, self.waiting = 0.0, 0
+        if len(self.points) == MOST:
+            pairs = zip(self.points[::2], self.points[1::2], strict=True)
+            self.points = [left + (right - left) / 2 for left, right in pairs]
+            self.stride *= 2
+
+    def line(self, name: str, width: int) -> str:
+        """`held-out  0.810 ▇█▆▃▁ 0.220  (0.220 to 0.830)`: first value, picture, last value, range."""
+        values = _squeezed([*self.points, self.pending] if self.waiting else self.points, width)
+        span = f"({self.low:.3f} to {self.high:.3f})"
+        return f"{name:<9} {self.first:>6.3f} {_bars(values)} {self.last:<6.3f} {span}"
+
+
+def _squeezed(values: Sequence[float], width: int) -> list[float]:
+    count = min(width, len(values))
+    cuts = [len(values) * i // count for i in range(count + 1)] if count else [0]
+    return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+
+
+def _bars(values: Sequence[float]) -> str:
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+# -- What a guard thinks after one evaluation: numbers to log, and the error that a strict stop raises
+
+
+@dataclass(frozen=True)
+class GuardStatus:
+    """What the guard thinks after one fold.
+
+    Example:
+        >>> from surefoot.guards import HeldOutGuard
+        >>> guard = HeldOutGuard(min_steps=3, decline_patience=3, ema_alpha=0.5)
+        >>> for t in range(4):
+        ...     status = guard.update(step=t, reward=0.30 + 0.03 * t, heldout=0.28 - 0.05 * t)
+        >>> status.fire, status.rule, status.step, round(status.proxy_real_gap, 2)
+        (True, 'decline', 3, 0.17)
+    """
+
+    fire: bool
+    reason: str
+    """Why it fired, in one sentence; empty while it has not."""
+    rule: str
+    """The rule that fired first; empty while none has."""
+    step: int
+    folds: int
+    reward: float
+    heldout: float
+    reward_ema: float
+    heldout_ema: float
+    proxy_real_gap: float
+    """Reward gain minus held-out gain since the first fold, both smoothed."""
+    kl_ema: float | None
+    """None until the first KL was given."""
+    streak: int
+    """Folds in a row in which the held-out average fell and the reward average rose."""
+    noise: float
+    """Estimated standard error of one held-out evaluation."""
+    margin: float | None
+    """How far the held-out average has to fall below its best; None while the noise is unknown."""
+    drop: float
+    """How far it lies below its best now."""
+    best_heldout: float
+    best_step: int
+    fired_step: int | None
+    """The step at which it fired; None while it has not."""
+    unfed: tuple[str, ...] = ()
+    """Rules that are on and have never been given the number they need."""
+
+    def as_metrics(self) -> dict[str, float]:
+        """The numbers to log; what is not defined is left out."""
+        named = {
+            "fire": float(self.fire),
+            "heldout": self.heldout,
+            "heldout_ema": self.heldout_ema,
+            "reward_ema": self.reward_ema,
+            "proxy_real_gap": self.proxy_real_gap,
+            "kl_ema": self.kl_ema,
+            "streak": float(self.streak),
+        }
+        return {f"killswitch/{name}": value for name, value in named.items() if value is not None}
+
+    def as_error(self) -> CollapseStopError:
+        """The error that a strict stop raises."""
+        return CollapseStopError(
+            f"step {self.fired_step if self.fired_step is not None else self.step}: {self.reason or 'no rule fired'}",
+            "the reward no longer stands for what you want; every further step moves the model away from it",
+            f"take the checkpoint of step {self.best_step} or the last before it, look at rollouts with a high reward, "
+            "and repair the reward",
+            self,
+        )
+
+
+# -- A guard's state as plain JSON, and back: what does not fit is refused before anything is changed
+
+
+FORMAT = 1
+TIGHTENED = ("kl_hard_stop", "max_proxy_real_gap")
+"""Limits that calibration may have changed since the guard was made."""
+_FIRED = {"rule": str, "reason": str, "fired_step": int}
+T = TypeVar("T")
+
+
+def dump(limits: CollapseLimits, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts, lists, numbers, text and None; the caller's objects are copied."""
+    return {"format": FORMAT, "limits": _plain(limits), **{name: _plain(part) for name, part in parts.items()}}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def restore(state: Any, limits: CollapseLimits, fresh: Mapping[str, Any], status: type[T]) -> dict[str, Any]:
+    """The parts of `dump`, rebuilt; `fresh` holds new parts whose shape the stored ones must have."""
+    wanted = {"format", "limits", *fresh, "fired", "status"}
+    if not isinstance(state, Mapping) or set(state) != wanted:
+        raise _refused(f"it does not consist of {', '.join(sorted(wanted))}")
+    if state["format"] != FORMAT:
+        raise _refused(f"its format is {state['format']!r}, not {FORMAT}")
+    rebuilt: dict[str, Any] = {name: _like(part, state[name], name) for name, part in fresh.items()}
+    fired = _fired(state["fired"])
+    last = None if state["status"] is None else _status(state["status"], status)
+    if (fired is not None) != (last is not None and getattr(last, "fire", False)):
+        raise _refused("its latch and its last status disagree about whether it fired")
+    return rebuilt | {"limits": _limits(state["limits"], limits), "fired": fired, "status": last}
+
+
+def adopted(state: Any, limits: CollapseLimits, names: Sequence[str]) -> CollapseLimits:
+    """The limits with those of the stored settings that `names` lists; each is checked like one that is given."""
+    stored = state.get("limits") if isinstance(state, Mapping) else None
+    if not names or not isinstance(stored, Mapping):
+        return limits
+    wanted = _plain(limits) | {name: stored[name] for name in names if name in stored}
+    try:
+        return checked_limits(**wanted)
+    except ConfigError as error:
+        raise _refused(error.what) from error
+
+
+def _limits(stored: Any, limits: CollapseLimits) -> CollapseLimits:
+    mine = _plain(limits)
+    if not isinstance(stored, Mapping) or set(stored) != set(mine):
+        raise _refused("its limits are not those of this version")
+    changed = {name: stored[name] for name in mine if stored[name] != mine[name]}
+    other = [name for name in changed if name not in TIGHTENED or not _positive(stored[name], mine[name])]
+    if other:
+        raise _refused(
+            "the settings differ: " + ", ".join(f"{n} was {stored[n]!r}, now {mine[n]!r}" for n in sorted(other))
+        )
+    tighter = {name: value for name, value in changed.items() if value < mine[name]}
+    return dataclasses.replace(limits, **tighter)
+
+
+def _positive(*values: Any) -> bool:
+    return all(isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v < math.inf for v in values)
+
+
+def _like(fresh: Any, stored: Any, where: str) -> Any:
+    """`stored` in the shape of `fresh`: the same names, and numbers where it has numbers."""
+    if dataclasses.is_dataclass(fresh) and not isinstance(fresh, type):
+        names = [f.name for f in dataclasses.fields(fresh)]
+        if not isinstance(stored, Mapping) or set(stored) != set(names):
+            raise _refused(f"{where} does not hold {', '.join(names)}")
+        return dataclasses.replace(fresh, **{n: _like(getattr(fresh, n), stored[n], f"{where}.{n}") for n in names})
+    if isinstance(fresh, dict) and fresh:
+        if not isinstance(stored, Mapping) or set(stored) != set(fresh):
+            raise _refused(f"{where} does not hold {', '.join(fresh)}")
+        return {name: _like(part, stored[name], f"{where}.{name}") for name, part in fresh.items()}
+    if isinstance(fresh, dict):  # counts per rule, which begin empty
+        if not isinstance(stored, Mapping) or not set(stored) <= set(RULES):
+            raise _refused(f"{where} names a rule that does not exist")
+        return {name: _leaf(0, value, f"{where}.{name}") for name, value in stored.items()}
+    if isinstance(fresh, list):
+        if not isinstance(stored, list):
+            raise _refused(f"{where} is not a list")
+        return [_leaf(0.0, value, where) for value in stored]
+    return _leaf(fresh, stored, where)
+
+
+def _leaf(fresh: Any, stored: Any, where: str) -> Any:
+    if isinstance(fresh, bool):
+        fits = isinstance(stored, bool)
+    elif isinstance(fresh, int):
+        fits = isinstance(stored, int) and not isinstance(stored, bool) and stored >= 0
+    else:  # a float, or None where a number is not known yet
+        number = isinstance(stored, int | float) and not isinstance(stored, bool) and math.isfinite(stored)
+        fits = number or (fresh is None and stored is None)
+    if not fits:
+        raise _refused(f"{where} is {stored!r}")
+    return stored
+
+
+def _fired(stored: Any) -> dict[str, Any] | None:
+    if stored is None:
+        return None
+    if not isinstance(stored, Mapping) or {n: type(v) for n, v in stored.items()} != _FIRED:
+        raise _refused(f"fired is {stored!r}")
+    return dict(stored)
+
+
+def _status(stored: Any, status: type[T]) -> T:
+    names = {f.name for f in dataclasses.fields(status)}  # type: ignore[arg-type]
+    if not isinstance(stored, Mapping) or set(stored) != names:
+        raise _refused("status does not hold what a status holds")
+    bad = [n for n, v in stored.items() if isinstance(v, float) and not math.isfinite(v)]
+    if bad:
+        raise _refused(f"status.{bad[0]} is {stored[bad[0]]!r}")
+    return status(**{name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()})
+
+
+def _refused(what: str) -> StateError:
+    return StateError(
+        f"the stored state of the guard is refused: {what}",
+        "a guard that goes on from a wrong state would judge a run that never was",
+        "resume with the settings and the version it was saved with, or start with a fresh guard",
+    )
+
+
+# -- Stop the run that is hurting the model: held-out quality falls while the reward rises --------
+
 
 HEADROOM = 1.5
 """A calibrated limit leaves this much room above the worst of the healthy run."""
@@ -83,7 +347,7 @@ class HeldOutGuard:
             saturation_patience=saturation_patience,
         )
         self._curves: Curves = make_curves(self.limits)
-        self._drawn = {"reward": Curve(), "held-out": Curve()}
+        self._drawn = {"reward": ThinnedCurve(), "held-out": ThinnedCurve()}
         self._fired: dict[str, Any] | None = None
         self._status: GuardStatus | None = None
 
@@ -267,14 +531,14 @@ class HeldOutGuard:
         Args:
             adopt: settings that nobody wrote down but were derived: here the stored ones count.
         """
-        fresh = {"curves": make_curves(self.limits), "drawn": {"reward": Curve(), "held-out": Curve()}}
+        fresh = {"curves": make_curves(self.limits), "drawn": {"reward": ThinnedCurve(), "held-out": ThinnedCurve()}}
         parts = restore(state, adopted(state, self.limits, adopt), fresh, GuardStatus)
         self.limits = parts["limits"]
         self._curves, self._drawn = parts["curves"], parts["drawn"]
         self._fired, self._status = parts["fired"], parts["status"]
 
 
-def arguments_of(limits: Limits) -> dict[str, Any]:
+def arguments_of(limits: CollapseLimits) -> dict[str, Any]:
     """What a guard with these limits is made with."""
     return {f.name: getattr(limits, f.name) for f in fields(limits)}
 
@@ -297,3 +561,6 @@ def _unfit(folds: int, status: GuardStatus | None) -> InputError:
         f"limits are taken from at least {ENOUGH} evaluations of a run on which the guard itself stays silent",
         "pass a longer healthy run, or look at why it is not healthy",
     )
+
+
+__all__ = ["GuardStatus", "HeldOutGuard"]

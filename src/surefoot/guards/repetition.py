@@ -32,7 +32,7 @@ _LONG_WORD = 200
 """A word of this length is looked at letter by letter: nobody writes one."""
 
 
-class Run(NamedTuple):
+class RepeatedUnit(NamedTuple):
     """A unit that follows upon itself."""
 
     unit: tuple[str, ...]
@@ -80,10 +80,10 @@ def _within_words(tokens: Sequence[str]) -> str | None:
     return None
 
 
-def _runs(items: Sequence[str], gram: int) -> list[Run]:
+def _runs(items: Sequence[str], gram: int) -> list[RepeatedUnit]:
     """Stretches in which every gram recurs at one and the same distance: that distance is the unit's length."""
     last: dict[int, int] = {}
-    found: list[Run] = []
+    found: list[RepeatedUnit] = []
     period = length = 0
     for place in range(len(items) - gram + 1):
         key = hash(tuple(items[place : place + gram]))
@@ -98,15 +98,15 @@ def _runs(items: Sequence[str], gram: int) -> list[Run]:
     return found
 
 
-def _keep(found: list[Run], items: Sequence[str], start: int, period: int, length: int) -> None:
+def _keep(found: list[RepeatedUnit], items: Sequence[str], start: int, period: int, length: int) -> None:
     """Note the run that begins one period before `start`, when it has come four times."""
     if period and (length + period) // period >= 4:
         begin = start - period
         chars = sum(len(item) for item in items[begin : start + length])
-        found.append(Run(tuple(items[begin : begin + period]), (length + period) // period, chars))
+        found.append(RepeatedUnit(tuple(items[begin : begin + period]), (length + period) // period, chars))
 
 
-def _too_often(run: Run) -> bool:
+def _too_often(run: RepeatedUnit) -> bool:
     words = sum(token.isalpha() for token in run.unit)
     if not any(char.isalpha() for token in run.unit for char in token):  # figures and signs: rules, borders, matrices
         return run.chars >= (2500 if any(token.isdigit() for token in run.unit) else 500)

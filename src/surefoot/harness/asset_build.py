@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from surefoot.errors import StateError, SurefootError
-from surefoot.harness.assets import COMPLETE, MANIFEST, Asset, State, examine, hashed_files, recipe_hash
+from surefoot.harness.assets import COMPLETE, MANIFEST, Asset, AssetState, examine, hashed_files, recipe_hash
 from surefoot.harness.files import write_json
 from surefoot.harness.scrub import scrub
 
@@ -27,18 +27,18 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFF
 
 def build_all(
     assets: Mapping[str, Asset], *, offline: bool = False, force: bool = False
-) -> Iterator[tuple[Asset, State | SurefootError]]:
+) -> Iterator[tuple[Asset, AssetState | SurefootError]]:
     """Build each asset; one that fails is reported and does not keep the others from being built."""
     with _stoppable():
         for asset in assets.values():
             try:
-                outcome: State | SurefootError = build(asset, offline=offline, force=force)
+                outcome: AssetState | SurefootError = build(asset, offline=offline, force=force)
             except SurefootError as error:
                 outcome = error
             yield asset, outcome
 
 
-def build(asset: Asset, *, offline: bool = False, force: bool = False) -> State:
+def build(asset: Asset, *, offline: bool = False, force: bool = False) -> AssetState:
     """Make `asset` complete; nothing happens when it already is.
 
     Args:

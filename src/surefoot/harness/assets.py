@@ -56,7 +56,7 @@ class Asset:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class AssetState:
     """Whether an asset can be used, and why not."""
 
     status: str
@@ -94,25 +94,25 @@ def find_assets(manifest: Path | None, names: list[str]) -> dict[str, Asset]:
     return {name: asset for name, asset in assets.items() if not names or name in names}
 
 
-def examine(asset: Asset) -> State:
+def examine(asset: Asset) -> AssetState:
     """Compare an asset with its manifest and its recipe, byte by byte."""
     if not asset.folder.exists():
-        return State(MISSING, "not built")
+        return AssetState(MISSING, "not built")
     try:
         manifest = read_manifest(asset.folder)
     except StateError as error:
-        return State(DAMAGED, error.what)
+        return AssetState(DAMAGED, error.what)
     if manifest["recipe"] != recipe_hash(asset):
-        return State(STALE, "its command or inputs changed since it was built")
+        return AssetState(STALE, "its command or inputs changed since it was built")
     found, expected = dict(hashed_files(asset.folder)), manifest["files"]
     for name in sorted(found.keys() | expected.keys()):
         if name not in found:
-            return State(DAMAGED, f"{name} is gone")
+            return AssetState(DAMAGED, f"{name} is gone")
         if name not in expected:
-            return State(DAMAGED, f"{name} was not there when it was built")
+            return AssetState(DAMAGED, f"{name} was not there when it was built")
         if found[name] != expected[name]:
-            return State(DAMAGED, f"{name} was changed")
-    return State(COMPLETE, "", len(found), sum(entry["size"] for entry in found.values()))
+            return AssetState(DAMAGED, f"{name} was changed")
+    return AssetState(COMPLETE, "", len(found), sum(entry["size"] for entry in found.values()))
 
 
 def trouble(asset: Asset) -> str | None:

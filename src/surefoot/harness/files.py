@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import StateError
-from surefoot.plain_file import read_plain
+from surefoot.system.files import read_plain
 
 LONGEST = 1 << 30
 """Bytes of evidence in one JSON file that are read at all."""

@@ -1,7 +1,7 @@
 """What the harness asks of git: which commit, how dirty, where the root is.
 
 Promises   argv lists only, no pager, no prompt, English messages, nothing of the repository's own is run
-           (`git_calls.py`); a failing call is a `GitError` with git's own words.
+           (`system/git.py`); a failing call is a `GitError` with git's own words.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from surefoot.git_calls import GitError, git_call
+from surefoot.system.git import GitError, git_call
 
 __all__ = ["GitError", "dirty_hash", "git", "head", "is_dirty", "root_of", "run_git"]
 

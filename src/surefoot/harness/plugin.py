@@ -3,7 +3,7 @@
 Owns       the names that a test author sees: `tracker`, `memory_monitor`, `distributed_runner`, `asset_path`,
            the markers `run_first` and `needs_asset`, and the options.
 Promises   loading it imports nothing but pytest; a project that uses none of it gets no file and no subprocess.
-Never      decides anything itself: `plugin_select.py` chooses tests, `plugin_results.py` keeps their numbers.
+Never      decides anything itself: `plugin_hooks.py` chooses tests, `plugin_hooks.py` keeps their numbers.
 
 pytest loads plugins of installed packages in every session, so this file has to be cheap.
 """
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from surefoot.harness.distributed import DistributedRunner
-    from surefoot.harness.plugin_select import Declared
+    from surefoot.harness.plugin_hooks import Declared
     from surefoot.harness.tracker.memory import MemoryMonitor
-    from surefoot.harness.tracker.tracker import Tracker
+    from surefoot.harness.tracker.tracker import MetricTracker
 
 SELECTION, RESULTS = "surefoot-selection", "surefoot-results"
 _DECLARED: pytest.StashKey[Declared | None] = pytest.StashKey()
@@ -62,8 +62,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register markers, the selection and the results."""
     from surefoot.harness.affected.options import MARKER
-    from surefoot.harness.plugin_results import ResultsPlugin
-    from surefoot.harness.plugin_select import Selection
+    from surefoot.harness.plugin_hooks import ResultsPlugin, Selection
 
     config.addinivalue_line("markers", "run_first: run before the tests that do not have this mark")
     config.addinivalue_line("markers", "needs_asset(name): needs an asset built by `surefoot assets build NAME`")
@@ -88,9 +87,9 @@ def memory_monitor() -> MemoryMonitor:
 
 
 @pytest.fixture
-def tracker(request: pytest.FixtureRequest, memory_monitor: MemoryMonitor) -> Iterator[Tracker]:
+def tracker(request: pytest.FixtureRequest, memory_monitor: MemoryMonitor) -> Iterator[MetricTracker]:
     """Record numbers of this test: `tracker.track("loss", 0.5)`. They end up in unit_results.json."""
-    found: Tracker = _part(request.config, RESULTS).tracker_for(request.node.nodeid, memory_monitor)
+    found: MetricTracker = _part(request.config, RESULTS).tracker_for(request.node.nodeid, memory_monitor)
     yield found
     found.close()
 
@@ -127,7 +126,7 @@ def _declared(config: pytest.Config) -> Declared | None:
     root, start = config.rootpath, config.invocation_params.dir
     for folder in dict.fromkeys((root, start, *start.parents)):
         if os.path.isfile(folder / "pyproject.toml"):
-            from surefoot.harness.plugin_select import declared_in
+            from surefoot.harness.plugin_hooks import declared_in
 
             found = declared_in(folder / "pyproject.toml")
             if found is not None:

@@ -4,7 +4,7 @@ Owns       finding that file, reading the parts that belong to test selection an
 Promises   a misspelled key is an error with the nearest right one; a file without the table costs one read.
 Never      imports pytest: the same declarations serve the pytest plugin and the command line.
 
-Read next: `groups.py` for marker groups, `shards.py` for shards, `assets.py` for assets.
+Read next: `selection.py` for marker groups, `selection.py` for shards, `assets.py` for assets.
 """
 
 from __future__ import annotations

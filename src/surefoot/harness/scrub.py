@@ -6,11 +6,11 @@ import os
 import re
 from collections.abc import Mapping
 
-from surefoot import safe_text
+from surefoot.system import text as safe_text
 
 HIDDEN = "[hidden]"
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL|PRIVATE_KEY|ACCESS_KEY", re.IGNORECASE)
-"""Beside what `safe_text` calls secret: here names for places (TOKEN_FILE) count too."""
+"""Beside what `system.text` calls secret: here names for places (TOKEN_FILE) count too."""
 _SHAPES = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|xox[abprs]-[A-Za-z0-9-]{10,})"
     r"|(?<=://)[^/\s:@]+:[^/\s:@]+(?=@)"

@@ -12,16 +12,19 @@ Promises   missing, unreadable or empty is a `StateError` (exit 3), never an emp
 from __future__ import annotations
 
 import json
+import math
 import re
+import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefoot.errors import StateError
-from surefoot.harness.files import LONGEST
+from surefoot.errors import ConfigError, StateError
+from surefoot.harness.files import LONGEST, write_json
 from surefoot.harness.series import Metrics, Series, is_number
-from surefoot.plain_file import read_plain
+from surefoot.system.files import read_plain
 from surefoot.tracking.log import read_metrics
 
 STEP_KEYS = ("step", "global_step", "_step")
@@ -58,7 +61,6 @@ def _from_folder(folder: Path) -> Metrics:
         metrics = _from_file(states[-1])
         metrics.notes.append(f"read {states[-1].relative_to(folder)}")
         return metrics
-    from surefoot.harness.events import event_files, read_events
 
     if event_files(folder):
         return read_events(folder).metrics()
@@ -72,8 +74,6 @@ def _checkpoint_number(path: Path) -> int:
 
 def _from_file(path: Path, *, named: bool = False) -> Metrics:
     if path.name.startswith("events.out.tfevents"):
-        from surefoot.harness.events import read_events
-
         return read_events(path).metrics()
     if path.suffix == ".jsonl":
         ours = any((path.parent / name).is_file() for name in ("environment.json", "verdict.json"))
@@ -222,4 +222,217 @@ def _refused(path: Path, what: str) -> StateError:
         f"{path} {what}",
         "without recorded numbers there is nothing to judge, and that is not a FAIL of the run",
         "give a run folder, metrics.jsonl, metrics.json, trainer_state.json or a folder of TensorBoard events",
+    )
+
+
+# -- TensorBoard event files to metrics: all of a folder, merged by the time of writing -----------
+# Owns       the record framing (length, checksum, event) and which of two values for one step counts.
+# Promises   order by the events' own clock, never by file times, which copying destroys; the later event wins; two
+# files
+# that disagree are named; of a torn file, as a killed writer leaves it, every whole event is used, and the
+# loss is said.
+#
+# The only file that imports tensorboard.
+
+
+_HEADER = 12  # 8 bytes length, 4 bytes checksum of the length
+_FOOTER = 4  # checksum of the event
+_MOST_CHECKED = 1 << 16
+"""Longer events are images or text; their checksum would take longer than all the numbers together."""
+_TENSOR_FORMS = {1: "f", 2: "d", 3: "i", 9: "q"}
+"""TensorFlow's numbers for float, double, int32, int64, as struct letters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One scalar as it was written."""
+
+    value: float
+    wall_time: float
+    file: Path
+
+
+@dataclass
+class Events:
+    """What a folder of event files says."""
+
+    folder: Path
+    points: dict[str, dict[int, Logged]] = field(default_factory=dict)
+    conflicts: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def metrics(self) -> Metrics:
+        """The merged scalars."""
+        series = {tag: Series(tag, {s: p.value for s, p in points.items()}) for tag, points in self.points.items()}
+        notes = list(self.notes)
+        if self.conflicts:
+            notes.append(
+                f"{len(self.conflicts)} steps are in two files with two values, the later counts: {self.conflicts[0]}"
+            )
+        return Metrics({tag: series[tag] for tag in sorted(series)}, notes=notes)
+
+    def add(self, tag: str, step: int, new: Logged) -> None:
+        """Keep the later of two values; remember where two files disagree."""
+        old = self.points.setdefault(tag, {}).get(step)
+        if old is not None and old.file != new.file and not _same(old.value, new.value):
+            names = sorted(_shown(path, self.folder) for path in (old.file, new.file))
+            self.conflicts.append(f"{tag} step {step} in {names[0]} and {names[1]}")
+        if old is None or new.wall_time >= old.wall_time:
+            self.points[tag][step] = new
+
+
+def event_files(path: Path) -> list[Path]:
+    """Every event file at or below `path`, sorted by name."""
+    if path.is_file():
+        return [path]
+    return sorted(each for each in path.rglob("events.out.tfevents*") if each.is_file() and not each.is_symlink())
+
+
+def read_events(path: Path) -> Events:
+    """All scalars at or below `path`; `StateError` when there is no event file."""
+    files = event_files(path)
+    if not files:
+        raise StateError(
+            f"{path} holds no TensorBoard event files", "there is nothing to read", "give the folder that was logged to"
+        )
+    events = Events(path if path.is_dir() else path.parent)
+    for file in files:
+        for wall_time, step, tag, value in _scalars(file, events.notes):
+            events.add(tag, step, Logged(value, wall_time, file))
+    return events
+
+
+def dump(folder: Path, output: Path, *, error_on_conflicts: bool = False, required: tuple[str, ...] = ()) -> list[str]:
+    """Write the merged scalars as metric -> step -> value; a summary line for each metric, then the notes."""
+    events = read_events(folder)
+    metrics = events.metrics()
+    if error_on_conflicts and events.conflicts:
+        raise StateError(
+            f"{len(events.conflicts)} steps have two values: {'; '.join(events.conflicts[:3])}",
+            "two files disagree on what was measured",
+            "remove one of them, or leave out --error-on-conflicts: the later event counts",
+        )
+    missing = [prefix for prefix in required if not any(tag.startswith(prefix) for tag in metrics)]
+    if missing or not metrics:
+        what = f"tags that begin with {', '.join(missing)}" if missing else "scalars"
+        raise StateError(f"{folder} holds no {what}", f"it holds {len(metrics)} metrics", "check what the run logs")
+    content = {tag: {str(s): _json_number(v) for s, v in series.items()} for tag, series in metrics.items()}
+    try:
+        write_json(output, content)
+    except OSError as error:
+        raise StateError(f"{output} cannot be written: {error.strerror}", "-o names it", "choose another") from error
+    return [_summary(series) for series in metrics.values()] + metrics.notes
+
+
+def _summary(series: Series) -> str:
+    values = [value for value in series.values() if math.isfinite(value)]
+    odd = len(series) - len(values)
+    spread = (
+        f"min {min(values):.6g}, max {max(values):.6g}, last {series[series.steps[-1]]:.6g}"
+        if values
+        else "no finite value"
+    )
+    steps = f"steps {series.steps[0]} to {series.steps[-1]}"
+    return f"{series.name}: {len(series)} points, {steps}, {spread}{f', {odd} not finite' if odd else ''}"
+
+
+def _json_number(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def _shown(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
+
+
+# -- one file ---------------------------------------------------------------------------
+
+
+def _scalars(file: Path, notes: list[str]) -> Iterator[tuple[float, int, str, float]]:
+    event_type = _event_type()
+    for record in _records(file, notes):
+        try:
+            event = event_type.FromString(record)
+        except Exception as error:  # protobuf's DecodeError lies elsewhere in every version
+            raise _damaged(file, f"an event cannot be decoded: {error}") from error
+        for value in event.summary.value:
+            number = _scalar(value)
+            if number is not None:
+                yield event.wall_time, event.step, value.tag, number
+
+
+def _records(file: Path, notes: list[str]) -> Iterator[bytes]:
+    """The framed events of one file; stops at a torn end, refuses damage in the middle."""
+    checksum = _checksum()
+    try:
+        data = read_plain(file.resolve(), LONGEST)
+    except OSError as error:
+        raise _damaged(file, f"it cannot be read: {error.strerror}") from error
+    at = 0
+    while at < len(data):
+        whole = len(data) >= at + _HEADER
+        size = struct.unpack_from("<Q", data, at)[0] if whole else 0
+        if whole and checksum(data[at : at + 8]) != struct.unpack_from("<I", data, at + 8)[0]:
+            raise _damaged(file, f"the length at byte {at} does not match its checksum")
+        end = at + _HEADER + size + _FOOTER
+        if not whole or end > len(data):
+            notes.append(
+                f"{file.name} ends in the middle of an event: the {len(data) - at} bytes at its end are left out"
+            )
+            return
+        record = data[at + _HEADER : end - _FOOTER]
+        if size <= _MOST_CHECKED and checksum(record) != struct.unpack_from("<I", data, end - _FOOTER)[0]:
+            raise _damaged(file, f"the event at byte {at} does not match its checksum")
+        yield record
+        at = end
+
+
+def _scalar(value: Any) -> float | None:
+    """The number in a summary value: written plainly, or as a tensor of one element; None for images and the like."""
+    kind = value.WhichOneof("value")
+    if kind == "simple_value":
+        return float(value.simple_value)
+    if kind != "tensor" or value.metadata.plugin_data.plugin_name not in ("", "scalars"):
+        return None
+    tensor = value.tensor
+    form = _TENSOR_FORMS.get(tensor.dtype)
+    if form is None or any(dim.size != 1 for dim in tensor.tensor_shape.dim):
+        return None
+    if tensor.tensor_content:
+        content = bytes(tensor.tensor_content)
+        return float(struct.unpack(f"<{form}", content)[0]) if len(content) == struct.calcsize(form) else None
+    fields = {"f": tensor.float_val, "d": tensor.double_val, "i": tensor.int_val, "q": tensor.int64_val}
+    return float(fields[form][0]) if len(fields[form]) == 1 else None
+
+
+def _damaged(file: Path, why: str) -> StateError:
+    return StateError(
+        f"{file} is damaged: {why}", "a judgement over damaged numbers is no judgement", "restore the file or rerun"
+    )
+
+
+def _event_type() -> Any:
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+    except ImportError as error:
+        raise _not_installed() from error
+    return Event
+
+
+def _checksum() -> Any:
+    try:
+        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+    except ImportError as error:
+        raise _not_installed() from error
+    return masked_crc32c
+
+
+def _not_installed() -> ConfigError:
+    return ConfigError(
+        "tensorboard is not installed", "it defines the format of event files", "pip install 'surefoot[tensorboard]'"
     )

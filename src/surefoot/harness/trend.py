@@ -23,8 +23,8 @@ from typing import Any
 
 from surefoot.errors import ConfigError, StateError
 from surefoot.harness.files import read_json
+from surefoot.harness.series import TAG, is_unavailable
 from surefoot.harness.tables import table
-from surefoot.harness.unavailable import TAG, is_unavailable
 from surefoot.records import Verdict
 
 NEEDED, DEFAULT_LAST = 8, 20
@@ -33,7 +33,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class TrendPoint:
     """The metric in one session; `value` is None when it is missing or not a number, and `shown` says which."""
 
     start_time: str
@@ -53,7 +53,7 @@ class Trend:
 
     test: str
     metric: str
-    points: tuple[Point, ...]
+    points: tuple[TrendPoint, ...]
     status: Verdict
     """PASS: no change. FAIL: the newest value is flagged. INCOMPLETE: too little to judge by."""
     message: str
@@ -83,14 +83,14 @@ class Trend:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SessionHistory:
     """All sessions of a folder, oldest first, and the files that could not be read."""
 
     sessions: tuple[dict[str, Any], ...]
     unreadable: tuple[str, ...]
 
 
-def read_history(folder: Path) -> History:
+def read_history(folder: Path) -> SessionHistory:
     """Read every `*.json` of a history folder; one that cannot be read is named, not skipped."""
     if not folder.is_dir():
         raise StateError(
@@ -105,10 +105,10 @@ def read_history(folder: Path) -> History:
         except StateError as error:
             unreadable.append(error.what)
     sessions.sort(key=lambda session: (session["when"], session["file"]))
-    return History(tuple(sessions), tuple(unreadable))
+    return SessionHistory(tuple(sessions), tuple(unreadable))
 
 
-def trends(history: History, metric: str, test: str | None = None, last: int = DEFAULT_LAST) -> list[Trend]:
+def trends(history: SessionHistory, metric: str, test: str | None = None, last: int = DEFAULT_LAST) -> list[Trend]:
     """The metric in every test that has it, or in one.
 
     Args:
@@ -161,8 +161,8 @@ def sparkline(values: Sequence[float | None], width: int = 60) -> str:
     return "".join(bar(value) for value in shown)
 
 
-def _trend(name: str, metric: str, history: History, last: int) -> Trend:
-    points: list[Point] = []
+def _trend(name: str, metric: str, history: SessionHistory, last: int) -> Trend:
+    points: list[TrendPoint] = []
     aliases = {key for session in history.sessions for key, node_id in session["node_ids"].items() if node_id == name}
     for session in history.sessions:
         for key, values in session["metrics"].items():
@@ -184,7 +184,7 @@ def _trend(name: str, metric: str, history: History, last: int) -> Trend:
     return Trend(name, metric, tuple(points), status, message)
 
 
-def _point(session: dict[str, Any], values: dict[str, Any], metric: str, before: Sequence[float]) -> Point:
+def _point(session: dict[str, Any], values: dict[str, Any], metric: str, before: Sequence[float]) -> TrendPoint:
     raw = values.get(metric, _MISSING)
     number = float(raw) if isinstance(raw, int | float) and not isinstance(raw, bool) else None
     if number is not None and not math.isfinite(number):
@@ -192,8 +192,8 @@ def _point(session: dict[str, Any], values: dict[str, Any], metric: str, before:
     if number is None:
         shown = "missing" if raw is _MISSING else str(raw)
         why = "missing" if raw is _MISSING else "" if is_unavailable(raw) else "not a number"
-        return Point(*_about(session), None, shown, why)
-    return Point(*_about(session), number, _number(number), flag(number, before))
+        return TrendPoint(*_about(session), None, shown, why)
+    return TrendPoint(*_about(session), number, _number(number), flag(number, before))
 
 
 def _about(session: dict[str, Any]) -> tuple[str, str | None, bool | None, int | str | None, str]:
@@ -232,7 +232,7 @@ def _when(session: dict[str, Any], file: Path) -> float:
         raise StateError(f"{file} is no results file: its start time is {session['start_time']!r}", "", "") from error
 
 
-def _nothing(history: History, metric: str, test: str | None) -> StateError:
+def _nothing(history: SessionHistory, metric: str, test: str | None) -> StateError:
     names = {name for session in history.sessions for values in session["metrics"].values() for name in values}
     near = difflib.get_close_matches(metric, sorted(names), 5)
     where = f" in {test}" if test else ""

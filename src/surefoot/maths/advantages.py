@@ -42,7 +42,7 @@ def compute_advantages(
         scale: `group` divides by the group's population std, `batch` by that of all rewards,
             `rank` replaces rewards by their mean rank spread over [-1, 1], `none` only centres.
         expected_size: siblings a whole group has; None means that every group counts as whole. No run gives it:
-            `policy.samples.sort_out` decides on partial groups before.
+            `learner.samples.drop_ungraded` decides on partial groups before.
         partial: a group of another size is trained on as it is, dropped (advantage exactly 0),
             or refused with `PartialGroupError`.
 

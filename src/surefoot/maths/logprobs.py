@@ -47,7 +47,7 @@ def compute_logprobs(
 ) -> Tensor:
     """Log-probability of every completion token.
 
-    No run aligns here: `policy.forward` picks the states and has its own check of positions. The TRL bridge calls
+    No run aligns here: `learner.forward` picks the states and has its own check of positions. The TRL bridge calls
     this with `align=False`.
 
     Args:

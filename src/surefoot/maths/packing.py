@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import ShapeError
-from surefoot.maths.loss_settings import StepTotals
+from surefoot.maths.losses import StepTotals
 from surefoot.records import LENGTH, TrainSample
 
 SEQ_LEN_BUCKETS = (256, 512, 768, 1024)

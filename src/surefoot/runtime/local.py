@@ -3,31 +3,35 @@
 Promises   a version counts only after the engine itself reports it and, where the learner can be asked, after the
            canary's answers bear it out; weights that the learner goes on changing are never what the engine reads.
 
-Read next: `probes.py`, the canary; `judging.py`, what is asked of the groups.
+Read next: `probes.py`, the canary; `base.py`, what is asked of the groups.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from surefoot.errors import EngineError
-from surefoot.protocols import Weights
-from surefoot.pulse import beat
-from surefoot.runtime.judging import JudgingRuntime
-from surefoot.runtime.orders import Sampling
-from surefoot.runtime.probes import Canary, Score, make_probes
+from surefoot.protocols import Completion, Request, ServingEngine, Weights
+from surefoot.runtime.base import BaseRuntime
+from surefoot.runtime.probes import Score, WeightProbe, make_probes
+from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.rollout import RolloutCollector
+from surefoot.system.heartbeat import tick
 from surefoot.tracking.timeline import span
 
 TOLERANCE = 1e-3
 """Nats between the engine's log-probability of a probe token and the learner's, in float32."""
 
 
-class LocalRuntime(JudgingRuntime):
+class LocalRuntime(BaseRuntime):
     """`protocols.Runtime` without a process boundary.
 
     Args:
@@ -51,7 +55,7 @@ class LocalRuntime(JudgingRuntime):
                 material, temperature=train.temperature, max_width=probe_width or train.max_width,
                 max_completion_length=train.max_completion_length,
             )  # fmt: skip
-            self.canary = Canary(probes, tolerance=tolerance)
+            self.canary = WeightProbe(probes, tolerance=tolerance)
         self._in_force: dict[str, Tensor] = {}
         self._spare: dict[str, Tensor] = {}
 
@@ -71,7 +75,7 @@ class LocalRuntime(JudgingRuntime):
         metrics = {"timing/publish": loaded - started}
         if self.canary is None or self.score is None:
             return metrics
-        beat("publishing weights")
+        tick("publishing weights")
         with span("canary", track="sync"):
             metrics |= self.canary.prove("the engine", engine.generate, self.score, version)
         packing = float(getattr(engine, "pack_seconds", 0.0))  # paid by whoever asks first; not a cost of the proof
@@ -93,3 +97,78 @@ class LocalRuntime(JudgingRuntime):
         """Stop engine and reward workers."""
         self.collector.engine.close()
         self.collector.environment.close()
+
+
+# -- Plays groups in this process, many at a time: one engine decodes for all, graders work beside it
+# Promises   grading never holds up decoding; a cancelled play frees its rows at the next token; what a group says is
+# what
+# it would say alone.
+# Never      plays a group on another engine, or changes weights.
+
+
+class LocalRolloutRunner:
+    """`runtime.requests.RolloutRunner` on threads of this process.
+
+    Args:
+        collector: asks and grades; its own engine is not used.
+        capacity: groups in flight at once; as many threads, which mostly wait. Twice what fits the engine's rows keeps
+            these full while others are graded.
+    """
+
+    def __init__(self, engine: ServingEngine, collector: RolloutCollector, *, capacity: int) -> None:
+        self.engine, self.collector, self._capacity = engine, collector, capacity
+        self._pool = ThreadPoolExecutor(capacity, thread_name_prefix="surefoot-play")
+
+    @property
+    def capacity(self) -> int:
+        """Groups that can be in flight at once and still be worked on."""
+        return self._capacity
+
+    async def play(self, order: RolloutRequest) -> RolloutResult:
+        """Play one group and grade it; cancelled, it is taken out of the engine."""
+        caller = _CancellableEngine(self.engine)
+        collector = copy.copy(self.collector)
+        collector.engine = caller
+        try:
+            (played,) = await asyncio.get_running_loop().run_in_executor(self._pool, collector.run_rollouts, [order])
+        except asyncio.CancelledError:
+            caller.cancel()
+            raise
+        return played
+
+    def close(self) -> None:
+        """End the threads; a grader that is at work is waited for."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _CancellableEngine:
+    """One play's own way to the shared engine, which can be cut."""
+
+    def __init__(self, engine: ServingEngine) -> None:
+        self.engine = engine
+        self._lock = threading.Lock()
+        self._asked: Future[list[Completion]] | None = None
+        self._cancelled = False
+
+    @property
+    def version(self) -> int:
+        return self.engine.version
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        with self._lock:
+            if self._cancelled:
+                raise EngineError("the play was cancelled", "nobody waits for it any more", "ask again")
+            self._asked = self.engine.submit(requests)
+        return self._asked.result()
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            if self._asked is not None:
+                self._asked.cancel()
+
+    def load_weights(self, weights: Weights, version: int) -> None:
+        raise EngineError("a play brought weights", "weights are published, not played", "use the engine itself")
+
+    def close(self) -> None:
+        raise EngineError("a play closed the engine", "others are in it", "close the engine itself")

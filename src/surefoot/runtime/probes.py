@@ -27,7 +27,7 @@ from typing import Protocol
 
 from surefoot.errors import EngineError, NumericsError
 from surefoot.protocols import Completion, Request, Scored
-from surefoot.runtime.seeds import derive_seed
+from surefoot.runtime.requests import derive_seed
 
 TOKENS = 8
 """Most new tokens of an answer: the first comes from the prompt's keys and values, the others from decoding."""
@@ -56,7 +56,7 @@ class Score(Protocol):
         """Log-probabilities of given completions, one tuple per text, in order."""
 
 
-class LaterScore(Protocol):
+class AsyncScore(Protocol):
     """The learner's opinion, from another process."""
 
     def __call__(self, texts: Sequence[Scored], *, temperature: float) -> Awaitable[Scores]:
@@ -96,7 +96,7 @@ def make_probes(
     )  # fmt: skip
 
 
-class Canary:
+class WeightProbe:
     """Asks the same questions of every engine after every update.
 
     Args:

@@ -54,7 +54,7 @@ class LoadAwareRouter:
         if capacity is not None:
             _require_positive("capacity", capacity)
         self.replicas, self.capacity, self.remember = replicas, capacity, remember
-        self._seats = [_Seats() for _ in range(replicas)]
+        self._seats = [_Slots() for _ in range(replicas)]
         self._is_open = [True] * replicas
         self._prefixes: list[OrderedDict[Hashable, None]] = [OrderedDict() for _ in range(replicas)]
         self._waiting: dict[asyncio.Future[Slot], Hashable | None] = {}  # in order of arrival
@@ -199,7 +199,7 @@ class LoadAwareRouter:
             )
 
 
-class _Seats:
+class _Slots:
     """The slots of one replica: which are held, and the lowest that is free."""
 
     def __init__(self) -> None:

@@ -10,15 +10,18 @@ Never      leaves a name behind after `close`.
 The writer holds a shared lock on both slots as long as it lives, and an exclusive one while it writes; a reader holds
 a shared one as long as any view of it exists.
 
-Read next: `segments.py`, the files behind it; `weights.py`, which hands `Staged` to the engines.
+Read next: `shared_weights.py`, the files behind it; `weights.py`, which hands `StagedWeights` to the engines.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
+import re
 import secrets
+import stat
 import time
 import weakref
 from collections.abc import Mapping
@@ -30,10 +33,114 @@ from torch import Tensor
 
 from surefoot.errors import EngineError, StateError, StorageError
 from surefoot.maths.checksums import checksums
-from surefoot.runtime import segments
-from surefoot.runtime.segments import FOLDER, sweep
 
-__all__ = ["FOLDER", "Place", "SharedWeights", "Specs", "Staged", "attach", "specs_of", "sweep"]
+# -- Files in memory that belong to one process and are found again when it dies ------------------
+# Owns       how such a file is named, made, opened, locked and removed.
+# Promises   names are random, files are new, 0600 and ours; memory is there before it is promised; a file is swept only
+# when its maker is dead and nobody holds a lock on it.
+#
+# The maker holds a shared lock as long as it lives; so does every reader. Locks belong to open files: the kernel lets
+# go
+# of them when a process ends, however it ends.
+
+
+FOLDER = Path("/dev/shm")  # noqa: S108 - names are random, files are created exclusively and 0600
+_NAME = re.compile(r"surefoot-weights-(\d+)-(\d+)-[0-9a-f]{16}-[01]")
+
+
+def new_segment_names() -> list[str]:
+    """Names for two segments of this process."""
+    token = secrets.token_hex(8)
+    return [f"surefoot-weights-{os.getpid()}-{_started_at(os.getpid())}-{token}-{number}" for number in (0, 1)]
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether a segment of ours could be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
+def make_segment(path: Path, size: int) -> tuple[int, mmap.mmap]:
+    """A new segment with a shared lock on it: descriptor and memory. OSError when there is no room."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        os.posix_fallocate(descriptor, 0, size)  # now, as an error: a page missing later would kill the process
+        return descriptor, mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+    except BaseException:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+        raise
+
+
+def open_segment(path: Path, size: int) -> tuple[int, mmap.mmap]:
+    """An existing segment with a shared lock on it; its memory is private: what is written there, nobody else sees.
+
+    Raises:
+        BlockingIOError: its maker is writing.
+        OSError: it is gone, too short, or not ours.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_size < size:
+            raise OSError(0, f"it has {facts.st_size} bytes of {size} and belongs to user {facts.st_uid}")
+        return descriptor, mmap.mmap(descriptor, facts.st_size, access=mmap.ACCESS_COPY)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def remove_segment(paths: list[Path], maker: int) -> None:
+    """Remove these names, if this is the process that made them: a forked child inherits the clean-up."""
+    if os.getpid() == maker:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+
+def sweep_segments(folder: Path = FOLDER) -> list[str]:
+    """Remove segments of this user whose maker is dead and that nobody reads; their names."""
+    swept = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _NAME.fullmatch(path.name)
+        if match is None or _started_at(int(match[1])) == int(match[2]):
+            continue
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # somebody else's, or just gone
+        # A maker in another process namespace has no number here, or another one's; its lock says that it lives.
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            swept.append(path.name)
+        os.close(descriptor)
+    return swept
+
+
+def segment_readers(descriptor: int) -> list[int]:
+    """Processes that hold a lock on this segment beside us, as far as the kernel tells."""
+    inode = os.fstat(descriptor).st_ino
+    try:
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+    held = [line.split() for line in lines if "FLOCK" in line]
+    return sorted({int(words[4]) for words in held if words[5].endswith(f":{inode}")} - {os.getpid(), -1})
+
+
+def _started_at(pid: int) -> int:
+    """When a process began, in the kernel's ticks: with its number it names one process for ever. 0: there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    return int(text[text.rindex(")") + 2 :].split()[19])
+
+
+# -- Weights in memory that several processes of one machine share: written once, read where they lie
+
 
 _HEADER = 4096
 """Bytes before the first tensor: the stamp of what was written last."""
@@ -43,7 +150,7 @@ _STAMP = 32
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorLocation:
     """Where one tensor lies in a slot."""
 
     offset: int
@@ -63,18 +170,19 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedWeights:
     """One written version, as it is told to other processes: no data, only where it lies.
 
     Example:
-        A version of two tensors: `Staged("surefoot-weights-71-…-0", "/dev/shm", 6, "9f…", {"w": Place(4096, …)}, {…})`.
+        A version of two tensors:
+        `StagedWeights("surefoot-weights-71-…-0", "/dev/shm", 6, "9f…", {"w": TensorLocation(4096, …)}, {…})`.
     """
 
     segment: str
     folder: str
     version: int
     stamp: str
-    places: Mapping[str, Place]
+    places: Mapping[str, TensorLocation]
     sums: Mapping[str, int]
     """The writer's checksums of what it was given."""
     checksum_s: float = 0.0
@@ -107,23 +215,23 @@ class _Slot:
 class SharedWeights:
     """The writer's side: two slots, used in turns. Made by `create`; close it, or use it in a `with`."""
 
-    def __init__(self, slots: list[_Slot], places: Mapping[str, Place]) -> None:
+    def __init__(self, slots: list[_Slot], places: Mapping[str, TensorLocation]) -> None:
         self._slots, self._places, self._next = slots, places, 0
-        self._forget = weakref.finalize(self, segments.remove, [slot.path for slot in slots], os.getpid())
+        self._forget = weakref.finalize(self, remove_segment, [slot.path for slot in slots], os.getpid())
 
     @classmethod
     def create(cls, specs: Specs, folder: Path = FOLDER) -> SharedWeights:
         """Reserve memory for two versions; frees what dead writers left behind."""
-        sweep(folder)
+        sweep_segments(folder)
         places, end = {}, _HEADER
         for name, (shape, dtype) in specs.items():
-            place = Place(end, tuple(shape), str(dtype).removeprefix("torch."))
+            place = TensorLocation(end, tuple(shape), str(dtype).removeprefix("torch."))
             places[name], end = place, -(-(end + place.nbytes) // _ALIGN) * _ALIGN
-        paths = [folder / name for name in segments.new_names()]
+        paths = [folder / name for name in new_segment_names()]
         slots: list[_Slot] = []
         try:
             for path in paths:
-                descriptor, memory = segments.make(path, end)
+                descriptor, memory = make_segment(path, end)
                 slots.append(_Slot(path, descriptor, memory, _views(memory, places)))
         except OSError as error:
             _dispose(slots)
@@ -134,7 +242,7 @@ class SharedWeights:
             ) from error
         return cls(slots, places)
 
-    def write(self, weights: Mapping[str, Tensor], version: int) -> Staged:
+    def write(self, weights: Mapping[str, Tensor], version: int) -> StagedWeights:
         """Copy these tensors into the slot that nobody reads; refuses when there is none, and says who reads it."""
         if not self._forget.alive:
             raise StateError("these shared weights are closed", "their memory is gone", "create new ones")
@@ -154,7 +262,7 @@ class SharedWeights:
         finally:
             fcntl.flock(slot.descriptor, fcntl.LOCK_SH)
         self._next = 1 - self._next
-        return Staged(slot.path.name, str(slot.path.parent), version, stamp, self._places, sums, spent)
+        return StagedWeights(slot.path.name, str(slot.path.parent), version, stamp, self._places, sums, spent)
 
     def close(self) -> None:
         """Remove both slots; readers keep what they have mapped. A second call does nothing."""
@@ -186,7 +294,7 @@ class SharedWeights:
             fcntl.flock(slot.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             fcntl.flock(slot.descriptor, fcntl.LOCK_SH)  # a failed upgrade loses the lock we had
-            readers = ", ".join(map(str, segments.readers(slot.descriptor))) or "unknown"
+            readers = ", ".join(map(str, segment_readers(slot.descriptor))) or "unknown"
             raise EngineError(
                 f"version {version} cannot be written: {slot.path.name} is still read (process {readers})",
                 "weights that change while they are read are no version at all",
@@ -196,24 +304,24 @@ class SharedWeights:
 
 def _dispose(slots: list[_Slot]) -> None:
     """Give both halves back to the system."""
-    segments.remove([slot.path for slot in slots], os.getpid())
+    remove_segment([slot.path for slot in slots], os.getpid())
     for slot in slots:
         os.close(slot.descriptor)
     slots.clear()
 
 
-def attach(staged: Staged) -> dict[str, Tensor]:
+def attach(staged: StagedWeights) -> dict[str, Tensor]:
     """The tensors of a staged version, where they lie; the slot is free again when the last of them is gone.
 
     They are private to the reader: what it writes into them, nobody else sees.
     """
-    if not segments.is_name(staged.segment):
+    if not is_segment_name(staged.segment):
         raise EngineError(
             f"{staged.segment!r} is no segment of ours", "it could be any file", "hand on what write gave"
         )
     end = max((place.offset + place.nbytes for place in staged.places.values()), default=_HEADER)
     try:
-        descriptor, memory = segments.open_shared(Path(staged.folder) / staged.segment, end)
+        descriptor, memory = open_segment(Path(staged.folder) / staged.segment, end)
     except BlockingIOError:
         raise _gone(staged, "it is being written") from None
     except OSError as error:
@@ -224,11 +332,11 @@ def attach(staged: Staged) -> dict[str, Tensor]:
     return _views(memory, staged.places)
 
 
-def _views(memory: mmap.mmap, places: Mapping[str, Place]) -> dict[str, Tensor]:
+def _views(memory: mmap.mmap, places: Mapping[str, TensorLocation]) -> dict[str, Tensor]:
     return {name: _view(memory, place) for name, place in places.items()}
 
 
-def _view(memory: mmap.mmap, place: Place) -> Tensor:
+def _view(memory: mmap.mmap, place: TensorLocation) -> Tensor:
     dtype = _dtype(place.dtype)
     if place.count == 0:  # a buffer of no bytes is refused
         return torch.empty(place.shape, dtype=dtype)
@@ -242,9 +350,21 @@ def _dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _gone(staged: Staged, what: str) -> EngineError:
+def _gone(staged: StagedWeights, what: str) -> EngineError:
     return EngineError(
         f"version {staged.version} is not in shared memory {staged.segment} any more: {what}",
         "reading on would take whatever lies there for this version",
         "ask for the current version; is its writer still alive?",
     )
+
+
+__all__ = [
+    "FOLDER",
+    "SharedWeights",
+    "Specs",
+    "StagedWeights",
+    "TensorLocation",
+    "attach",
+    "specs_of",
+    "sweep_segments",
+]

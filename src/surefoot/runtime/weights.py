@@ -25,10 +25,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from surefoot import pulse
 from surefoot.errors import EngineError, FleetError, InvariantError, StateError, SurefootError
 from surefoot.protocols import Completion, Request, Scored
-from surefoot.runtime.probes import Canary, LaterScore, Score, known_scores
+from surefoot.runtime.probes import AsyncScore, Score, WeightProbe, known_scores
+from surefoot.system import heartbeat
 from surefoot.tracking.timeline import span
 
 T = TypeVar("T")
@@ -70,9 +70,9 @@ class Publisher:
     """
 
     def __init__(
-        self, probes: Sequence[Request], score: Score | LaterScore, *, tolerance: float, deadline_s: float = DEADLINE_S
+        self, probes: Sequence[Request], score: Score | AsyncScore, *, tolerance: float, deadline_s: float = DEADLINE_S
     ) -> None:
-        self.canary, self.score, self.deadline_s = Canary(probes, tolerance=tolerance), score, deadline_s
+        self.canary, self.score, self.deadline_s = WeightProbe(probes, tolerance=tolerance), score, deadline_s
         self._version: int | None = None
 
     @property
@@ -141,12 +141,12 @@ class Publisher:
         held = await self._each(replicas, "prepare", lambda replica: replica.prepare(staged, version))
         for name, theirs in zip(names, held, strict=True):
             compare_checksums(name, theirs, sums, version)
-        pulse.beat("publishing weights")
+        heartbeat.tick("publishing weights")
         in_force = await self._each(replicas, "commit", lambda replica: replica.commit(version))
         for name, theirs in zip(names, in_force, strict=True):
             if theirs != {}:  # which is to say: it cannot read its weights back
                 compare_checksums(name, theirs, sums, version)
-        pulse.beat("publishing weights")
+        heartbeat.tick("publishing weights")
         metrics = {"timing/publish": time.perf_counter() - started, "sync/replicas": float(len(replicas))}
         return metrics | _facts(staged)
 
@@ -155,7 +155,7 @@ class Publisher:
         said = await self._each(replicas, "canary", lambda replica: replica.ask(questions))
         answers = {replica.name: heard for replica, heard in zip(replicas, said, strict=True)}
         self.canary.check_form(answers, version)
-        pulse.beat("proving the weights' arrival")
+        heartbeat.tick("proving the weights' arrival")
         return answers
 
     async def _scores(self, texts: Sequence[Scored]) -> list[tuple[float, ...]]:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from surefoot.errors import NumericsError, StateError, StorageError
-from surefoot.plain_file import APPEND, TooLongError, bounded_lines, open_plain, plain_descriptor
+from surefoot.system.files import APPEND, TooLongError, bounded_lines, open_plain, plain_descriptor
 from surefoot.tracking.metrics import lookup
 
 Row = dict[str, float]

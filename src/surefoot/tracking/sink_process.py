@@ -26,9 +26,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from surefoot.plain_file import APPEND, plain_descriptor
-from surefoot.safe_text import printable
-from surefoot.tracking.printed import PrintedLines
+from surefoot.system.files import APPEND, plain_descriptor
+from surefoot.system.text import printable
+from surefoot.tracking.process_logs import PrintedLines
 
 LOG_CAP = 2**20
 _LOOK_UP_S = 1.0

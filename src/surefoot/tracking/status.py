@@ -7,7 +7,7 @@ Never      believes the file about life and death: that is the lock's word (`ali
 
     Board.facts  ->  StatusWriter (a thread of the run)  ->  RUN/status.json  ->  read_status  ->  surefoot status
 
-Read next: `status_table.py`, how it is shown.
+Read next: `report/status_table.py`, how it is shown.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from surefoot import pulse
 from surefoot.errors import StateError, StorageError
-from surefoot.safe_text import printable
+from surefoot.system import heartbeat
+from surefoot.system.text import printable
 from surefoot.tracking.metrics import headlines
 from surefoot.tracking.text import python_call
 from surefoot.tracking.whole_file import read_bounded, replace_file
@@ -54,7 +54,7 @@ _ALSO = {"groups_per_second": "groups_per_s", "tokens_per_second": "tokens_per_s
 Facts = Mapping[str, Any]
 
 
-class State(StrEnum):
+class RunCondition(StrEnum):
     """How a run stands."""
 
     RUNNING = "RUNNING"
@@ -63,7 +63,7 @@ class State(StrEnum):
     FINISHED = "FINISHED"
 
 
-class Board:
+class StatusBoard:
     """What a run says of itself: told by its hooks, asked by the writer's thread.
 
     Example:
@@ -185,7 +185,7 @@ class StatusWriter:
         self.write()  # the last step is part of the story; asked here, where a source that hangs holds up nobody
 
     def _record(self, ended: bool) -> dict[str, Any]:
-        last, now = pulse.last(), time.time()
+        last, now = heartbeat.last_heartbeat(), time.time()
         record: dict[str, Any] = {"pid": os.getpid(), "started": self._started, "updated": now, "ended": ended}
         record |= {"phase": last.stage, "quiet_s": max(0.0, time.monotonic() - last.moment)}
         if ended:  # whoever was asked may be gone by now: what was last known is what was true
@@ -207,7 +207,7 @@ class StatusWriter:
 class Status:
     """One look at a run."""
 
-    state: State
+    state: RunCondition
     detail: str
     """One line: the verdict, how long it has been silent, or how to go on."""
     facts: Facts
@@ -246,9 +246,9 @@ def read_status(run: Path, *, alive: bool | None, now: float | None = None) -> S
     if verdict and verdict.get("status") != "INCOMPLETE":
         reasons = verdict.get("reasons")
         why = f"; {reasons[0]}" if isinstance(reasons, list) and reasons else ""
-        return Status(State.FINISHED, f"{verdict.get('status')}{why}", facts, verdict)
+        return Status(RunCondition.FINISHED, f"{verdict.get('status')}{why}", facts, verdict)
     how = "stopped on request" if verdict else "the process is gone"
-    return Status(State.STOPPED, f"{how}; go on with: {_way_on(run)}", facts, verdict)
+    return Status(RunCondition.STOPPED, f"{how}; go on with: {_way_on(run)}", facts, verdict)
 
 
 def _way_on(run: Path) -> str:
@@ -264,10 +264,10 @@ def _way_on(run: Path) -> str:
 
 def _living(facts: Facts, silent: float | None, fresh: bool) -> Status:
     if silent is None:
-        return Status(State.RUNNING, "it has written no status yet", facts, {})
+        return Status(RunCondition.RUNNING, "it has written no status yet", facts, {})
     if fresh or facts.get("ended") is True:
-        return Status(State.RUNNING, f"{facts.get('phase', 'at work')}", facts, {})
-    return Status(State.STALE, f"its process is alive and has been silent for {silent:.0f} s", facts, {})
+        return Status(RunCondition.RUNNING, f"{facts.get('phase', 'at work')}", facts, {})
+    return Status(RunCondition.STALE, f"its process is alive and has been silent for {silent:.0f} s", facts, {})
 
 
 def plain(value: Any, depth: int = 0) -> Any:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from surefoot.safe_text import printable
+from surefoot.system.text import printable
 
 __all__ = ["counted", "duration", "number", "printable", "python_call", "shown_path", "size", "sparkline"]
 

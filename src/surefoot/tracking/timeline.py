@@ -9,7 +9,7 @@ Never      decides anything, or stops a run: a disk that refuses the file is not
     add("group", "worker-3", begin, end)          one that somebody else did, on this machine's monotonic clock
     timeline.step_done(7)                         everything since the last call was step 7
 
-Read next: `report_timeline.py`, which draws it.
+Read next: `report/charts.py`, which draws it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from surefoot.errors import StateError, StorageError
-from surefoot.plain_file import TooLongError, read_plain
+from surefoot.system.files import TooLongError, read_plain
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -12,20 +12,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from surefoot.trl_bridge.auxiliary import HintRow, score_pairs, sibling_hints
     from surefoot.trl_bridge.callback import GuardCallback
-    from surefoot.trl_bridge.hints import HintRow, sibling_hints
-    from surefoot.trl_bridge.problems import ChannelDeadError, HeldOutEvalError
-    from surefoot.trl_bridge.replay import score_pairs
+    from surefoot.trl_bridge.errors import ChannelDeadError, HeldOutEvalError
     from surefoot.trl_bridge.trainer import GuardedGRPOTrainer
 
 _HOMES = {
     "GuardedGRPOTrainer": "trainer",
     "GuardCallback": "callback",
-    "HeldOutEvalError": "problems",
-    "ChannelDeadError": "problems",
-    "HintRow": "hints",
-    "sibling_hints": "hints",
-    "score_pairs": "replay",
+    "HeldOutEvalError": "errors",
+    "ChannelDeadError": "errors",
+    "HintRow": "auxiliary",
+    "sibling_hints": "auxiliary",
+    "score_pairs": "auxiliary",
 }
 
 __all__ = [

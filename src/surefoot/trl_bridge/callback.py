@@ -7,7 +7,7 @@ Never      needs the trainer: the numbers come from its log, the model from the 
 
     on_log --> fold --fired--> should_save, should_training_stop --> on_save (or the next event) --> raise
 
-Read next: `folding.py`.
+Read next: `guard.py`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,21 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from surefoot.trl_bridge import aftermath
+from surefoot.trl_bridge import guard
+from surefoot.trl_bridge.errors import refused
 from surefoot.trl_bridge.evaluation import heldout_value
-from surefoot.trl_bridge.folding import Memory, Readings, extras_for, fold, metrics_of, stop_error
-from surefoot.trl_bridge.guard_state import load_guard, save_guard
-from surefoot.trl_bridge.problems import refused
-from surefoot.trl_bridge.stopping import noted, record_verdict
+from surefoot.trl_bridge.guard import (
+    FoldState,
+    Readings,
+    extras_for,
+    fold,
+    load_guard,
+    metrics_of,
+    noted,
+    record_verdict,
+    save_guard,
+    stop_error,
+)
 
 
 class GuardCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -54,7 +63,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self.heldout_guard, self.heldout_eval_fn = heldout_guard, heldout_eval_fn
         self.strict_killswitch, self.timeout = strict_killswitch, heldout_eval_timeout
         self.reward_key, self.kl_key = reward_key, kl_key
-        self._memory = Memory()
+        self._memory = FoldState()
         self._waiting = False
         self._limit: Any = None
         self._trouble: BaseException | None = None
@@ -64,7 +73,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if state.global_step > 0 and self.heldout_guard.last_status is None:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             load_guard(self.heldout_guard, checkpoint)
-            self._memory.saved |= aftermath.steps_until(checkpoint)
+            self._memory.saved |= guard.steps_until(checkpoint)
             self._memory.fired = self.heldout_guard.last_status if self.heldout_guard.should_halt() else None
             self._insist(control)
 
@@ -137,5 +146,5 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             return
         control.should_training_stop = True
         if self.strict_killswitch:
-            aftermath.exit_with_own_code()
+            guard.exit_with_own_code()
             raise noted(stop_error(self._memory.fired), self.heldout_guard, self._trouble) from self._trouble

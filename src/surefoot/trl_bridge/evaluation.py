@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from surefoot.trl_bridge.problems import HeldOutEvalError
+from surefoot.trl_bridge.errors import HeldOutEvalError
 
 EvalFn = Callable[[], float]
 

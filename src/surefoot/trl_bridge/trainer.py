@@ -1,38 +1,131 @@
-"""TRL's GRPO trainer with a guard inside, and two optional loss channels.
+"""The class that the guarded trainer extends: TRL's, or a stand-in where TRL is not installed.
 
-Owns       when the guard folds, what it is fed from TRL's metric store, and how a run is stopped.
-Promises   at most one fold per optimiser step; TRL's own metrics stay what they are, new ones have new names; a strict
-           stop logs, saves a checkpoint and the verdict, then raises `CollapseStopError`, on every rank at the same
-           step; a soft stop stays asked for, whoever clears the flag.
-Never      calls TRL's `log()` for an ordinary fold: it averages and clears the store of the step that is running.
-
-    _compute_loss --> parent's loss --> + alpha_sdpo * sdpo + beta_replay * replay
-         |
-         +-- every logging_steps --> _maybe_update_killswitch --> evaluate --> fold --> log --> stop
-
-Read next: `folding.py`, one fold; `stopping.py`, what a stop does; `extra_losses.py`, the channels.
+Promises   only an absent TRL is replaced. One that is installed and broken fails with its own error.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from surefoot.errors import ConfigError
 from surefoot.maths.preference import PreferencePair
-from surefoot.trl_bridge import stopping
-from surefoot.trl_bridge.aftermath import steps_until
-from surefoot.trl_bridge.cadence import fold_every
-from surefoot.trl_bridge.channels import DEAD_STEPS, checked_weight, require_finite
+from surefoot.trl_bridge import guard as stopping
+from surefoot.trl_bridge.auxiliary import (
+    DEAD_STEPS,
+    HintFn,
+    ReplayChannel,
+    ReplayPairs,
+    SdpoChannel,
+    checked_weight,
+    hint_function,
+    require_finite,
+)
+from surefoot.trl_bridge.errors import refused
 from surefoot.trl_bridge.evaluation import heldout_value
-from surefoot.trl_bridge.extra_losses import ReplayChannel, SdpoChannel
-from surefoot.trl_bridge.folding import Memory, Readings, extras_for, fold, metrics_of
-from surefoot.trl_bridge.guard_state import load_guard, save_guard
-from surefoot.trl_bridge.hints import HintFn, hint_function
-from surefoot.trl_bridge.parent import GRPOParent
-from surefoot.trl_bridge.problems import refused
-from surefoot.trl_bridge.replay import Replay
+from surefoot.trl_bridge.guard import (
+    FoldState,
+    Readings,
+    extras_for,
+    fold,
+    load_guard,
+    metrics_of,
+    save_guard,
+    steps_until,
+)
+
+
+def _missing() -> ConfigError:
+    return ConfigError(
+        "TRL is not installed",
+        "GuardedGRPOTrainer is TRL's GRPOTrainer with a guard inside; there is nothing to put it into",
+        "pip install 'surefoot[trl]', or use `surefoot train`, whose guard needs no TRL",
+    )
+
+
+class MissingGRPOTrainer:
+    """Has the methods that the guarded trainer calls on its parent, and refuses every one of them."""
+
+    state: Any
+    args: Any
+    control: Any
+    _metrics: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise _missing()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Refused."""
+        raise _missing()
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        raise _missing()
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        raise _missing()
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        raise _missing()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        raise _missing()
+
+
+if TYPE_CHECKING or importlib.util.find_spec("trl") is None:
+    GRPOParent = MissingGRPOTrainer
+else:
+    from trl import GRPOTrainer as GRPOParent
+
+
+# -- At which steps the guard folds: those at which the trainer logs ------------------------------
+
+
+def fold_every(logging_steps: Any, max_steps: Any = None) -> int:
+    """Steps from one fold to the next.
+
+    A whole number counts steps. A number between 0 and 1 is that share of the run, rounded up, as in Hugging Face's
+    `Trainer`; it needs `max_steps`.
+
+    Example:
+        >>> fold_every(10), fold_every(0.1, max_steps=35)
+        (10, 4)
+    """
+    what = f"logging_steps = {logging_steps!r}"
+    why = "the guard folds when the trainer logs, and this names no step"
+    if isinstance(logging_steps, bool | str) or not _is_finite(logging_steps) or logging_steps <= 0:
+        raise refused(f"{what} is not a number above 0", why, "use logging_steps=10, or any whole number")
+    if logging_steps < 1:
+        if not _is_finite(max_steps) or max_steps <= 0:
+            raise refused(f"{what} is a share of an unknown number of steps", why, "set max_steps, or a whole number")
+        share: float = max_steps * logging_steps
+        return math.ceil(share)
+    if logging_steps != int(logging_steps):
+        raise refused(f"{what} is not whole", why, "use a whole number, or a share below 1")
+    return int(logging_steps)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except TypeError:
+        return False
+
+
+# -- TRL's GRPO trainer with a guard inside, and two optional loss channels -----------------------
+# Owns       when the guard folds, what it is fed from TRL's metric store, and how a run is stopped.
+# Promises   at most one fold per optimiser step; TRL's own metrics stay what they are, new ones have new names; a
+# strict
+# stop logs, saves a checkpoint and the verdict, then raises `CollapseStopError`, on every rank at the same
+# step; a soft stop stays asked for, whoever clears the flag.
+# Never      calls TRL's `log()` for an ordinary fold: it averages and clears the store of the step that is running.
+#
+# _compute_loss --> parent's loss --> + alpha_sdpo * sdpo + beta_replay * replay
+# |
+# +-- every logging_steps --> _maybe_update_killswitch --> evaluate --> fold --> log --> stop
 
 
 class GuardedGRPOTrainer(GRPOParent):
@@ -98,15 +191,17 @@ class GuardedGRPOTrainer(GRPOParent):
             hints = hint_function(sdpo_hints, getattr(kwargs.get("train_dataset"), "column_names", None))
             self._sdpo = SdpoChannel(hints, mixing=sdpo_mixing, top_k=sdpo_top_k, dead_steps=channel_dead_steps)
         if self.beta_replay:
-            stock = Replay(replay_pairs, per_batch=replay_per_batch, beta=replay_beta, max_tokens=replay_max_tokens)
+            stock = ReplayPairs(
+                replay_pairs, per_batch=replay_per_batch, beta=replay_beta, max_tokens=replay_max_tokens
+            )
             self._replay = ReplayChannel(stock, dead_steps=channel_dead_steps)
         super().__init__(*args, **kwargs)  # last: a refused argument must not load a model first
 
     # -- the guard ------------------------------------------------------------------
 
     @property
-    def _killswitch(self) -> Memory:
-        return self.__dict__.setdefault("_killswitch_memory", Memory())  # type: ignore[no-any-return]
+    def _killswitch(self) -> FoldState:
+        return self.__dict__.setdefault("_killswitch_memory", FoldState())  # type: ignore[no-any-return]
 
     def _maybe_update_killswitch(self) -> None:
         """Fold once, log, and stop if the guard fires. Without a guard nothing at all happens."""
@@ -239,3 +334,6 @@ def _check_guard(guard: Any, eval_fn: Any, timeout: Any, args: Any) -> None:
         raise refused(f"heldout_eval_timeout = {timeout!r}", "it counts seconds", "use a number above 0, or None")
     if guard is not None and args is not None and not 0 < getattr(args, "logging_steps", 1) < 1:
         fold_every(getattr(args, "logging_steps", 1))  # a share of the run is checked once its length is known
+
+
+__all__ = ["GRPOParent", "MissingGRPOTrainer"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.data.batcher import EXPECTED_TURNS, TaskBatcher
+from surefoot.data.loader import EXPECTED_TURNS, TaskBatcher
 from surefoot.data.task_format import complexity_of
 from surefoot.errors import TaskError
 from surefoot.records import Task

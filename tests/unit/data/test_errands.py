@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.data.errands import KINDS, PER_KIND, TOTAL, errands_tasks, times_task, turn_task
+from surefoot.data.builtin import KINDS, PER_KIND, TOTAL, errands_tasks, multiplication_task, reversal_task
 from surefoot.data.heldout import is_heldout
 from surefoot.data.sources import load_tasks
 from surefoot.errors import TaskError
@@ -67,7 +67,7 @@ def test_more_tasks_than_there_are_errands_is_refused(n: int) -> None:
 
 
 def test_one_task_of_each_kind_looks_as_documented() -> None:
-    product, number = times_task(347, 86), turn_task("0042")
+    product, number = multiplication_task(347, 86), reversal_task("0042")
     assert (product.id, product.prompt, product.dataset) == ("times/347*86", "347*86=", "errands")
     assert product.columns == {"answer": "29842", "kind": "times"}
     assert (number.id, number.prompt) == ("turn/0042", "turn 0042=")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.data.large.lru import MISS, LRUCache
+from surefoot.data.lru import MISS, LRUCache
 
 Step = tuple[str, int, Any]
 STEPS = st.lists(st.tuples(st.sampled_from(["get", "put"]), st.integers(0, 6), st.sampled_from([None, 0, 1])))

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from surefoot.data import minhash, near_duplicates
-from surefoot.data.minhash import rows_per_band, shingles, signatures, similar_pairs
-from surefoot.data.near_duplicates import Content, NearPair
+from surefoot.data import near_duplicates
+from surefoot.data.near_duplicates import Content, NearPair, rows_per_band, shingles, signatures, similar_pairs
 from surefoot.errors import ConfigError, TaskError
 
 WORDS = "river stone lantern garden winter copper silent marble orchard thunder velvet harbor meadow crystal".split()
@@ -64,8 +63,8 @@ def test_another_number_operator_or_text_is_another_task(one: str, other: str) -
 
 def test_planted_shingles_without_the_number_rule_cry_wolf(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: drop the numbers from what must agree, and two different tasks are called alike."""
-    of = near_duplicates.Text.of
-    monkeypatch.setattr(near_duplicates.Text, "of", lambda content: of(content)._replace(marks=()))
+    of = near_duplicates.ComparedText.of
+    monkeypatch.setattr(near_duplicates.ComparedText, "of", lambda content: of(content)._replace(marks=()))
     assert alike(*NOT_ALIKE[3])
 
 
@@ -151,7 +150,7 @@ def test_the_fast_way_finds_what_comparing_all_pairs_finds(monkeypatch: pytest.M
 
 def test_planted_blind_bands_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: with bands that must agree in all 64 values, the planted pairs are missed."""
-    monkeypatch.setattr(minhash, "rows_per_band", lambda threshold: 64)
+    monkeypatch.setattr(near_duplicates, "rows_per_band", lambda threshold: 64)
     with pytest.raises(AssertionError):
         test_every_planted_pair_is_found_among_many_and_nothing_else()
 
@@ -166,7 +165,7 @@ def test_too_many_alike_tasks_are_refused_not_compared_for_hours(monkeypatch: py
     monkeypatch.setattr(near_duplicates, "MAX_COMPARISONS", 2499)
     with pytest.raises(TaskError, match="more than 2,499 pairs"):
         find(left, right)
-    monkeypatch.setattr(minhash, "MAX_JOINED", 10)
+    monkeypatch.setattr(near_duplicates, "MAX_JOINED", 10)
     monkeypatch.setattr(near_duplicates, "ALL_PAIRS", 0)
     same = [Content.of(BASE) for _ in range(30)]
     with pytest.raises(TaskError, match="share parts of their texts"):
@@ -184,14 +183,14 @@ def test_equal_values_estimate_the_overlap_without_bias(edits: int) -> None:
              for text in left for spots in [rng.sample(range(240), edits)]]  # fmt: skip
     exact = [len(shingles(a) & shingles(b)) / len(shingles(a) | shingles(b)) for a, b in zip(left, right, strict=True)]
     estimate = (signatures(left) == signatures(right)).mean(1)
-    assert abs(float((estimate - exact).mean())) < 4 * (0.25 / minhash.VALUES / len(left)) ** 0.5
+    assert abs(float((estimate - exact).mean())) < 4 * (0.25 / near_duplicates.VALUES / len(left)) ** 0.5
 
 
 def test_signatures_are_frozen_and_do_not_depend_on_the_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Written down once: another process, platform or order must give these."""
     texts = ["", "abc", "abcdefgh", "später ☃ \ud800", BASE]
     whole = signatures(texts)
-    monkeypatch.setattr(minhash, "_CHARACTERS_AT_ONCE", 12)
+    monkeypatch.setattr(near_duplicates, "_CHARACTERS_AT_ONCE", 12)
     assert (signatures(texts) == whole).all()
     for place, text in enumerate(texts):
         assert (signatures([text])[0] == whole[place]).all()
@@ -211,13 +210,13 @@ def test_what_the_signature_leaves_out_is_what_the_count_leaves_out() -> None:
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.8, 0.9, 0.95])
 def test_bands_miss_less_than_one_in_a_thousand_at_the_threshold(threshold: float) -> None:
     rows = rows_per_band(threshold)
-    assert (1 - threshold**rows) ** (minhash.VALUES // rows) < 1e-3
-    assert rows_per_band(1.0) == minhash.VALUES
+    assert (1 - threshold**rows) ** (near_duplicates.VALUES // rows) < 1e-3
+    assert rows_per_band(1.0) == near_duplicates.VALUES
 
 
 def test_joined_pairs_come_in_bounded_pieces_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minhash, "_PAIRS_AT_ONCE", 7)
-    monkeypatch.setattr(minhash, "_CHARACTERS_AT_ONCE", 150)
+    monkeypatch.setattr(near_duplicates, "_PAIRS_AT_ONCE", 7)
+    monkeypatch.setattr(near_duplicates, "_CHARACTERS_AT_ONCE", 150)
     left, right = [BASE, "other text here", BASE, BASE] * 3, ["nothing alike at all", BASE, BASE]
     expected = [(one, other) for one in range(12) if left[one] == BASE for other in (1, 2)]
     assert list(similar_pairs(left, right, 0.8)) == expected

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.data.large import order
-from surefoot.data.large.order import CountedRandom, IndexStream, Permutation
+from surefoot.data import order
+from surefoot.data.order import CountedRandom, IndexStream, Permutation
 from surefoot.errors import ConfigError, StateError, TaskError
 
 SEEDS = st.integers(0, 2**63)

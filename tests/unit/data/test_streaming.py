@@ -14,8 +14,8 @@ from streaming_kit import FORMS, as_jsonl, ids, row, rows_of, write
 
 from surefoot.data.files import read_task_file
 from surefoot.data.heldout import split_heldout
-from surefoot.data.large import task_table
-from surefoot.data.large.streaming import StreamingDataset
+from surefoot.data.on_disk import dataset
+from surefoot.data.on_disk.dataset import StreamingDataset
 from surefoot.data.tasks import fingerprint
 from surefoot.errors import TaskError
 from surefoot.records import Task
@@ -78,7 +78,7 @@ def test_a_hugging_face_data_set_is_written_once(tmp_path: Path, monkeypatch: py
     first = StreamingDataset(hugging, cache_dir=tmp_path, name="hf")
     assert list(first) == [Task(t.id, t.prompt, t.columns, "hf") for t in first]
     assert ids(first) == [f"t{i}" for i in range(9)]
-    monkeypatch.setattr(task_table, "spool_rows", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(dataset, "spool_rows", lambda *_: pytest.fail("written again"))
     assert list(StreamingDataset(hugging, cache_dir=tmp_path, name="hf")) == list(first)
     with pytest.raises(pytest.fail.Exception):
         StreamingDataset(hugging.select([1, 2]), cache_dir=tmp_path, name="hf")
@@ -154,10 +154,8 @@ def test_a_long_row_is_not_cached(tmp_path: Path) -> None:
 def test_an_index_is_built_once_and_again_when_the_file_changed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     StreamingDataset(path).close()
     built: list[Path] = []
-    plain = task_table.build_index
-    monkeypatch.setattr(
-        task_table, "build_index", lambda source, *a, **k: built.append(source) or plain(source, *a, **k)
-    )  # type: ignore[func-returns-value]
+    plain = dataset.build_index
+    monkeypatch.setattr(dataset, "build_index", lambda source, *a, **k: built.append(source) or plain(source, *a, **k))  # type: ignore[func-returns-value]
     StreamingDataset(path)
     assert not built
     write(path, [row(i) for i in range(61)])
@@ -217,7 +215,7 @@ def test_a_fork_that_ends_leaves_the_private_folder_to_its_parent() -> None:
     child = os.fork()
     if child == 0:
         try:
-            task_table._remove(str(data.table.folder), os.getppid())
+            dataset._remove(str(data.table.folder), os.getppid())
         finally:
             os._exit(0)
     os.waitpid(child, 0)

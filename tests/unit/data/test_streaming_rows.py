@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from streaming_kit import FORMS, as_json, as_jsonl, ids, row, write
 
-from surefoot.data.large import index_build, scan, task_table
-from surefoot.data.large.disk_sort import DiskSort
-from surefoot.data.large.streaming import StreamingDataset
-from surefoot.data.large.task_index import id_hash
+from surefoot.data.on_disk import build, dataset
+from surefoot.data.on_disk import rows as scan
+from surefoot.data.on_disk.build import DiskSort
+from surefoot.data.on_disk.dataset import StreamingDataset
+from surefoot.data.on_disk.index import id_hash
 from surefoot.errors import StateError, TaskError
 from surefoot.records import Task
 
@@ -50,7 +51,7 @@ def test_an_id_that_comes_twice_is_refused_with_both_places(make: Any, tmp_path:
 
 def test_two_ids_that_share_a_hash_are_both_kept_and_both_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 bits can collide: then the ids themselves decide."""
-    for module in (index_build, task_table):
+    for module in (build, dataset):
         monkeypatch.setattr(module, "id_hash", lambda task_id: id_hash(task_id) % 4)
     data = StreamingDataset(path)
     assert all(data.get(f"t{i}") == data[i] for i in range(60))
@@ -58,8 +59,8 @@ def test_two_ids_that_share_a_hash_are_both_kept_and_both_found(path: Path, monk
 
 
 def test_planted_bug_comparing_hashes_alone_refuses_different_ids(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_build, "id_hash", lambda task_id: id_hash(task_id) % 4)
-    monkeypatch.setattr(index_build._Build, "_repeated", lambda self, numbers: iter(["same hash"]))
+    monkeypatch.setattr(build, "id_hash", lambda task_id: id_hash(task_id) % 4)
+    monkeypatch.setattr(build._Build, "_repeated", lambda self, numbers: iter(["same hash"]))
     with pytest.raises(TaskError, match="same hash"):
         StreamingDataset(path)
 
@@ -86,7 +87,7 @@ def test_planted_bug_without_the_search_for_repeated_prompts_they_cross(
 def test_sorting_on_disk_is_sorting(
     pairs: list[tuple[int, int]], few: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.data.large.disk_sort.IN_MEMORY", few)
+    monkeypatch.setattr("surefoot.data.on_disk.build.IN_MEMORY", few)
     sort = DiskSort(tmp_path)
     for pair in pairs:
         sort.add(*pair)
@@ -160,8 +161,8 @@ def test_planted_bug_bad_rows_that_are_only_logged_are_trained_around(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = write(tmp_path / "t.jsonl", [], text=json.dumps(row(0)) + "\nbad\n")
-    monkeypatch.setattr(index_build._Build, "_refuse", lambda *_: None)
-    monkeypatch.setattr(task_table, "bad_rows_error", lambda *_: pytest.fail("refused at the second look"))
+    monkeypatch.setattr(build._Build, "_refuse", lambda *_: None)
+    monkeypatch.setattr(dataset, "bad_rows_error", lambda *_: pytest.fail("refused at the second look"))
     with pytest.raises(pytest.fail.Exception, match="second look"):
         StreamingDataset(made)
 
@@ -265,7 +266,7 @@ def test_a_row_that_changed_behind_the_same_size_and_date_is_noticed_when_it_is_
 def test_planted_bug_without_the_checksum_the_other_row_is_dealt(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = StreamingDataset(path)
     sneak(path)
-    monkeypatch.setattr(task_table.zlib, "crc32", lambda raw: data.table.index.row(5).crc)
+    monkeypatch.setattr(dataset.zlib, "crc32", lambda raw: data.table.index.row(5).crc)
     assert "grOß" in str(data[5].prompt)
 
 
@@ -274,18 +275,18 @@ def test_planted_bug_without_a_look_at_the_file_an_appended_row_goes_unnoticed(
 ) -> None:
     data = StreamingDataset(path)
     append(path)
-    monkeypatch.setattr(task_table.TaskTable, "_refuse_changed", lambda self: None)
+    monkeypatch.setattr(dataset.TaskTable, "_refuse_changed", lambda self: None)
     assert data[1].id == "t1"
 
 
 def test_a_file_that_changes_while_it_is_indexed_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = index_build._Build.finish
+    plain = build._Build.finish
 
     def disturbed(self: Any, before: str) -> None:
         append(path)
         plain(self, before)
 
-    monkeypatch.setattr(index_build._Build, "finish", disturbed)
+    monkeypatch.setattr(build._Build, "finish", disturbed)
     with pytest.raises(TaskError, match="changed while it was in use"):
         StreamingDataset(path)
     assert not [p for p in (path.parent / ".surefoot").iterdir() if p.name != ".gitignore"], (

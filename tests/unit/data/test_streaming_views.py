@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from streaming_kit import ids, row, write
 
 from surefoot.data.heldout import HeldoutLeakError
-from surefoot.data.large import index_build, streaming
-from surefoot.data.large.large_stream import HeldoutRule, LargeTaskStream, TasksById
-from surefoot.data.large.streaming import StreamingDataset
-from surefoot.data.large.task_index import id_hash
+from surefoot.data.on_disk import build, dataset
+from surefoot.data.on_disk.dataset import StreamingDataset
+from surefoot.data.on_disk.index import id_hash
+from surefoot.data.on_disk.stream import HeldoutRule, LargeTaskStream, TasksById
 from surefoot.errors import StateError, TaskError
 
 
@@ -158,7 +158,7 @@ def test_a_state_is_refused_when_one_row_of_the_file_was_edited(path: Path) -> N
 
 
 def test_planted_bug_a_fingerprint_of_ids_alone_misses_the_edit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_build, "task_bytes", lambda task: task.id.encode())
+    monkeypatch.setattr(build, "task_bytes", lambda task: task.id.encode())
     state = LargeTaskStream(StreamingDataset(path), seed=5).state_dict()
     write(path, [row(i, **({"answer": "other"} if i == 30 else {})) for i in range(60)])
     edited = LargeTaskStream(StreamingDataset(path), seed=5)
@@ -182,7 +182,7 @@ def test_a_stream_of_no_tasks_is_refused(path: Path) -> None:
 
 
 def test_nothing_but_the_standard_library_is_needed() -> None:
-    assert not {"numpy", "pyarrow", "datasets"} & set(vars(streaming))
+    assert not {"numpy", "pyarrow", "datasets"} & set(vars(dataset))
 
 
 def test_the_rule_alone_refuses_what_the_split_holds_out(path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.data.success_curriculum import SuccessCurriculum
+from surefoot.data.curriculum import SuccessCurriculum
 from surefoot.errors import StateError, TaskError
 from surefoot.records import Task
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.data.sums import LIMIT, sum_task, sums_tasks
+from surefoot.data.builtin import SUMS_LIMIT, sum_task, sums_tasks
 from surefoot.errors import TaskError
 
-ALL = LIMIT * LIMIT
+ALL = SUMS_LIMIT * SUMS_LIMIT
 
 
 def test_every_answer_is_the_sum_that_the_prompt_asks_for() -> None:

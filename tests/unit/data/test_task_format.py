@@ -11,7 +11,7 @@ import pytest
 
 from surefoot.data import files
 from surefoot.data.files import read_task_file
-from surefoot.data.large.streaming import StreamingDataset
+from surefoot.data.on_disk.dataset import StreamingDataset
 from surefoot.data.task_format import category_of, complexity_of, tool_problems
 from surefoot.errors import TaskError
 

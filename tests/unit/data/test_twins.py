@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from surefoot.data import near_duplicates, twins
-from surefoot.data.heldout import HeldoutLeakError, split_heldout
-from surefoot.data.large import large_twins
-from surefoot.data.large.large_twins import keep_apart_on_disk
-from surefoot.data.large.streaming import StreamingDataset
-from surefoot.data.near_duplicates import Content, Likely, Text, template_of
+from surefoot.data import heldout as twins
+from surefoot.data import near_duplicates
+from surefoot.data.heldout import HeldoutLeakError, Mode, Twins, keep_apart, refuse_pairs, split_heldout
+from surefoot.data.near_duplicates import ComparedText, Content, Likely, template_of
 from surefoot.data.near_duplicates import near_duplicates as search
-from surefoot.data.twins import Mode, Twins, keep_apart, refuse_pairs
+from surefoot.data.on_disk import stream
+from surefoot.data.on_disk.dataset import StreamingDataset
+from surefoot.data.on_disk.stream import keep_apart_on_disk
 from surefoot.errors import TaskError
 from surefoot.records import Task
 
@@ -66,7 +66,7 @@ def by_task(found: Twins) -> dict[str, tuple[str, float]]:
 def test_a_file_on_the_disk_has_the_twins_that_a_list_has(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(large_twins, "_AT_ONCE", 16)
+    monkeypatch.setattr(stream, "_AT_ONCE", 16)
     made = rows(seed=seed)
     train, heldout = split_heldout(as_tasks(made), 0.3)
     left, whole = keep_apart(train, heldout, "drop")
@@ -82,8 +82,8 @@ def test_planted_template_of_a_piece_finds_other_twins(tmp_path: Path, monkeypat
     """What is template is decided on all tasks: pieces of sixteen would take the preamble for a likeness."""
     made = rows()
     whole = keep_apart(*split_heldout(as_tasks(made), 0.3), "drop")[1]
-    monkeypatch.setattr(large_twins, "_AT_ONCE", 16)
-    monkeypatch.setattr(large_twins.Sample, "template", lambda self: frozenset())
+    monkeypatch.setattr(stream, "_AT_ONCE", 16)
+    monkeypatch.setattr(stream.Sample, "template", lambda self: frozenset())
     assert by_task(compared(on_disk(tmp_path, made), "drop")[1]) != by_task(whole)
 
 
@@ -121,8 +121,8 @@ def test_what_may_be_alike_is_asked_of_the_rule_itself() -> None:
     contents = [Content.of(task.messages(), task.columns["answer"]) for task in as_tasks(rows())]
     few, many = [content for content in contents[::7] if content.targets], contents
     likely = Likely(few)
-    found = {pair.left for pair in search(many, few, template=template_of(map(Text.of, contents)))}
-    passed = {at for at, content in enumerate(many) if Text.of(content) in likely}
+    found = {pair.left for pair in search(many, few, template=template_of(map(ComparedText.of, contents)))}
+    passed = {at for at, content in enumerate(many) if ComparedText.of(content) in likely}
     assert found <= passed, "nothing alike is passed over"
     assert len(passed) < len(many), "and something is"
 
@@ -137,8 +137,8 @@ def test_the_second_start_remembers_and_other_tasks_are_looked_at_again(
     first = compared(on_disk(tmp_path, made), "drop")[1]
     assert not first.known
     looked: list[int] = []
-    real = large_twins._near
-    monkeypatch.setattr(large_twins, "_near", lambda *args: looked.append(1) or real(*args))
+    real = stream._near
+    monkeypatch.setattr(stream, "_near", lambda *args: looked.append(1) or real(*args))
     again = compared(StreamingDataset(tmp_path / "tasks.jsonl"), "drop")[1]
     assert (again.known, again.found, looked) == (True, first.found, [])
     assert "(remembered from an earlier start)" in again.line()

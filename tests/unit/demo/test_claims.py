@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.demo.claims import judge, onset
 from surefoot.demo.grader import lenient
-from surefoot.demo.hack import RECIPE, curves_text, hack
-from surefoot.demo.halves import Half, read_half
+from surefoot.demo.hack import RECIPE, DemoRun, curves_text, hack, judge, onset, read_half
 from surefoot.errors import StateError
 
 REWARDS = [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
@@ -20,7 +18,7 @@ HELDOUT = [0.3, 0.4, 0.5, 0.6, 0.4, 0.2, 0.1, 0.0, 0.0]
 STOP = 6
 
 
-def run(folder: Path, steps: int, *, code: int, status: str, guard: dict[str, Any] | None) -> Half:
+def run(folder: Path, steps: int, *, code: int, status: str, guard: dict[str, Any] | None) -> DemoRun:
     """A run folder as `surefoot train` leaves it, one evaluation per step."""
     (folder / "rollouts").mkdir(parents=True)
     for step in range(1, steps + 1):
@@ -44,7 +42,7 @@ def run(folder: Path, steps: int, *, code: int, status: str, guard: dict[str, An
 
 
 @pytest.fixture
-def halves(tmp_path: Path) -> tuple[Half, Half]:
+def halves(tmp_path: Path) -> tuple[DemoRun, DemoRun]:
     fired = {"fired": True, "step": STOP, "rule": "decline", "reason": "held-out fell"}
     return (
         run(tmp_path / "unguarded", 8, code=1, status="FAIL", guard=None),
@@ -52,47 +50,47 @@ def halves(tmp_path: Path) -> tuple[Half, Half]:
     )
 
 
-def failed(unguarded: Half, guarded: Half) -> list[str]:
+def failed(unguarded: DemoRun, guarded: DemoRun) -> list[str]:
     return [claim.text for claim in judge(unguarded, guarded) if not claim.held]
 
 
-def with_row(half: Half, where: int, **values: float) -> Half:
+def with_row(half: DemoRun, where: int, **values: float) -> DemoRun:
     rows = [dict(row) for row in half.rows]
     rows[where] |= values
     return replace(half, rows=tuple(rows))
 
 
-def with_heldout(half: Half, values: list[float]) -> Half:
+def with_heldout(half: DemoRun, values: list[float]) -> DemoRun:
     left = iter(values)
     rows = [row | {"eval_accuracy": next(left)} if "eval_accuracy" in row else row for row in half.rows]
     return replace(half, rows=tuple(rows))
 
 
-def test_every_claim_holds_of_a_run_that_collapsed_and_one_that_was_stopped(halves: tuple[Half, Half]) -> None:
+def test_every_claim_holds_of_a_run_that_collapsed_and_one_that_was_stopped(halves: tuple[DemoRun, DemoRun]) -> None:
     assert failed(*halves) == []
     assert onset(halves[0]) == 3
 
 
-def test_a_last_digit_that_differs_is_not_bit_equal(halves: tuple[Half, Half]) -> None:
+def test_a_last_digit_that_differs_is_not_bit_equal(halves: tuple[DemoRun, DemoRun]) -> None:
     (text,) = failed(halves[0], with_row(halves[1], 1, reward=0.3 + 1e-16 + 5e-17))
     assert text.startswith("bit-equal until step 6")
 
 
-def test_clocks_and_the_guards_own_numbers_may_differ(halves: tuple[Half, Half]) -> None:
+def test_clocks_and_the_guards_own_numbers_may_differ(halves: tuple[DemoRun, DemoRun]) -> None:
     assert failed(halves[0], with_row(halves[1], 2, **{"timing/eval": 9.0, "killswitch/fire": 0.0})) == []
 
 
-def test_one_other_rollout_is_not_bit_equal(halves: tuple[Half, Half]) -> None:
+def test_one_other_rollout_is_not_bit_equal(halves: tuple[DemoRun, DemoRun]) -> None:
     (halves[1].folder / "rollouts/step_2.jsonl").write_text('{"text": "3"}\n')
     assert [text[:9] for text in failed(*halves)] == ["bit-equal"]
 
 
-def test_a_rollout_file_that_is_missing_is_not_bit_equal(halves: tuple[Half, Half]) -> None:
+def test_a_rollout_file_that_is_missing_is_not_bit_equal(halves: tuple[DemoRun, DemoRun]) -> None:
     (halves[0].folder / "rollouts/step_2.jsonl").unlink()
     assert [text[:9] for text in failed(*halves)] == ["bit-equal"]
 
 
-def test_a_guard_that_never_fires_fails_the_demo(halves: tuple[Half, Half], tmp_path: Path) -> None:
+def test_a_guard_that_never_fires_fails_the_demo(halves: tuple[DemoRun, DemoRun], tmp_path: Path) -> None:
     asleep = run(tmp_path / "asleep", 8, code=0, status="PASS", guard={"fired": False, "step": None})
     texts = failed(halves[0], asleep)
     assert any("stopped the same run" in text for text in texts)
@@ -110,7 +108,7 @@ def test_a_guard_that_never_fires_fails_the_demo(halves: tuple[Half, Half], tmp_
     ids=str,
 )
 def test_a_run_without_the_guard_that_is_not_called_worse_fails_the_demo(
-    halves: tuple[Half, Half], changes: dict[str, Any]
+    halves: tuple[DemoRun, DemoRun], changes: dict[str, Any]
 ) -> None:
     (text,) = failed(replace(halves[0], verdict=halves[0].verdict | changes), halves[1])
     assert text.startswith("without the guard all 8 steps ran")
@@ -118,44 +116,44 @@ def test_a_run_without_the_guard_that_is_not_called_worse_fails_the_demo(
     assert text.startswith("without the guard all 8 steps ran")
 
 
-def test_a_stop_before_the_onset_is_a_false_alarm(halves: tuple[Half, Half]) -> None:
+def test_a_stop_before_the_onset_is_a_false_alarm(halves: tuple[DemoRun, DemoRun]) -> None:
     early = replace(halves[1], verdict=halves[1].verdict | {"guard": {"fired": True, "step": 2, "reason": "held-out"}})
     assert any("evaluations after the onset" in text for text in failed(halves[0], early))
 
 
 def test_a_stop_that_comes_after_eleven_evaluations_is_too_late(
-    halves: tuple[Half, Half], monkeypatch: pytest.MonkeyPatch
+    halves: tuple[DemoRun, DemoRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.demo.claims.SOON", 2)
+    monkeypatch.setattr("surefoot.demo.hack.SOON", 2)
     assert any("evaluations after the onset" in text for text in failed(*halves))
 
 
-def test_a_run_that_only_got_better_shows_no_collapse(halves: tuple[Half, Half]) -> None:
+def test_a_run_that_only_got_better_shows_no_collapse(halves: tuple[DemoRun, DemoRun]) -> None:
     rising = with_heldout(halves[0], [0.1 * k for k in range(9)])
     assert any("collapsed" in text for text in failed(rising, halves[1]))
 
 
-def test_a_run_that_never_learned_had_nothing_to_lose(halves: tuple[Half, Half]) -> None:
+def test_a_run_that_never_learned_had_nothing_to_lose(halves: tuple[DemoRun, DemoRun]) -> None:
     falling = with_heldout(halves[0], [0.6, 0.6, 0.6, 0.61, 0.4, 0.2, 0.1, 0.0, 0.0])
     assert any("collapsed" in text for text in failed(falling, halves[1]))
 
 
-def test_a_reward_that_does_not_climb_fails(halves: tuple[Half, Half]) -> None:
+def test_a_reward_that_does_not_climb_fails(halves: tuple[DemoRun, DemoRun]) -> None:
     flat = replace(halves[0], rows=tuple(row | {"reward": 0.3} if "reward" in row else row for row in halves[0].rows))
     assert any("the reward climbed" in text for text in failed(flat, halves[1]))
 
 
-def test_a_best_checkpoint_that_is_gone_fails(halves: tuple[Half, Half]) -> None:
+def test_a_best_checkpoint_that_is_gone_fails(halves: tuple[DemoRun, DemoRun]) -> None:
     (halves[1].folder / "checkpoints/step_3/manifest.json").unlink()
     assert [text[:28] for text in failed(*halves)] == ["the best checkpoint was kept"]
 
 
-def test_empty_verdicts_hold_no_claim_about_them(halves: tuple[Half, Half]) -> None:
+def test_empty_verdicts_hold_no_claim_about_them(halves: tuple[DemoRun, DemoRun]) -> None:
     bare = [replace(half, verdict={}) for half in halves]
     assert len(failed(*bare)) == 5, "only what the curves show is left"
 
 
-def test_a_run_without_a_verdict_or_a_curve_is_an_error(halves: tuple[Half, Half]) -> None:
+def test_a_run_without_a_verdict_or_a_curve_is_an_error(halves: tuple[DemoRun, DemoRun]) -> None:
     folder = halves[0].folder
     (folder / "metrics.jsonl").write_text('{"step": 0, "eval_accuracy": 0.3}\n')
     with pytest.raises(StateError, match="1 evaluation"):
@@ -165,7 +163,7 @@ def test_a_run_without_a_verdict_or_a_curve_is_an_error(halves: tuple[Half, Half
         read_half(folder, 70, folder / "log")
 
 
-def test_curves_show_both_series_with_their_ends(halves: tuple[Half, Half]) -> None:
+def test_curves_show_both_series_with_their_ends(halves: tuple[DemoRun, DemoRun]) -> None:
     reward, heldout = curves_text(halves[0]).splitlines()
     assert reward.split()[:2] == ["reward", "0.300"]
     assert "1.000" in reward
@@ -184,7 +182,7 @@ def test_the_graders_mistake_pays_for_parts_and_for_nothing_at_all() -> None:
 
 
 def test_the_recipe_judges_held_out_tasks_by_the_whole_answer() -> None:
-    from surefoot.config_load import load_config
+    from surefoot.config.load import load_config
 
     config = load_config(RECIPE).config
     assert config.eval_metric == "exact"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from surefoot.engines.decoder import WIDTH_STEP, Decoder
-from surefoot.policy.load import decoder_spec
+from surefoot.learner.model import decoder_spec
 
 PROMPTS = [(3, 17, 9, 44, 5), (8,), tuple(3 + (i * 7) % 50 for i in range(41))]
 """One token, a few, and more than one KV width: positions must not be shared between rows."""

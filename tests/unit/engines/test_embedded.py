@@ -11,7 +11,7 @@ import torch
 
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.errors import ConfigError, EngineError, NumericsError
-from surefoot.policy.load import decoder_spec
+from surefoot.learner.model import decoder_spec
 from surefoot.protocols import Completion, Request
 from surefoot.records import LENGTH, STOP
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.engines.linear import FixedRowsLinear
+from surefoot.engines.decoder import FixedRowsLinear
 
 
 @pytest.mark.parametrize("biased", [True, False])

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.engines.http_client import KEY_VARIABLE, HttpClient, Limits
-from surefoot.engines.openai_answers import body_of
-from surefoot.engines.openai_engine import MAX_TRIES, OpenAIEngine
+from surefoot.engines.http_client import KEY_VARIABLE, HttpClient, HttpLimits
+from surefoot.engines.openai import MAX_TRIES, OpenAIEngine, body_of
 from surefoot.engines.vllm_worker import WeightsFromFile, weights_path
 from surefoot.errors import ConfigError, EngineError
 from surefoot.maths.checksums import checksums
@@ -113,7 +112,7 @@ def pauses() -> list[float]:
 
 @pytest.fixture
 def client(server: Server, pauses: list[float]) -> Callable[..., HttpClient]:
-    return lambda **limits: HttpClient(server.url, Limits(**limits), sleep=pauses.append)
+    return lambda **limits: HttpClient(server.url, HttpLimits(**limits), sleep=pauses.append)
 
 
 @pytest.fixture
@@ -166,7 +165,7 @@ def test_a_server_that_is_not_there_is_named(pauses: list[float]) -> None:
     gone.http.shutdown()
     gone.http.server_close()
     with pytest.raises(EngineError, match=r"failed 2 times, last: ConnectionRefusedError") as caught:
-        HttpClient(gone.url, Limits(tries=2), sleep=pauses.append).get("/v1/models")
+        HttpClient(gone.url, HttpLimits(tries=2), sleep=pauses.append).get("/v1/models")
     assert gone.url in caught.value.what
 
 
@@ -182,7 +181,7 @@ def test_a_dripping_answer_ends_with_the_deadline(server: Server, client: Callab
     """Time is counted, not slept: the clock leaps when the second part is read."""
     now = itertools.chain([0.0] * 6, itertools.repeat(99.0))
     server.replies["/x"] = (200, b"[" + b" " * 200_000 + b"]", {})
-    slow = HttpClient(server.url, Limits(deadline_s=10, tries=3), sleep=pytest.fail, clock=lambda: next(now))
+    slow = HttpClient(server.url, HttpLimits(deadline_s=10, tries=3), sleep=pytest.fail, clock=lambda: next(now))
     with pytest.raises(EngineError, match="failed 1 times, last: TimeoutError"):
         slow.get("/x")
 

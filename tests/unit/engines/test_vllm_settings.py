@@ -13,11 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.engines.vllm_core import VllmCore
-from surefoot.engines.vllm_engine import VllmEngine
-from surefoot.engines.vllm_layout import check_weights, draw_layout, read_back
-from surefoot.engines.vllm_rows import MAX_TRIES, Drawn, VllmRows
-from surefoot.engines.vllm_settings import (
+from surefoot.engines.vllm_core import (
+    VllmCore,
     VllmSettings,
     check_request,
     check_settings,
@@ -25,6 +22,9 @@ from surefoot.engines.vllm_settings import (
     engine_fields,
     sampling_fields,
 )
+from surefoot.engines.vllm_engine import VllmEngine
+from surefoot.engines.vllm_layout import build_layout, check_weights, read_back
+from surefoot.engines.vllm_requests import MAX_TRIES, VllmOutput, VllmRequests
 from surefoot.errors import ConfigError, EngineError, NumericsError
 from surefoot.protocols import Request
 from surefoot.records import LENGTH, STOP
@@ -168,7 +168,7 @@ SHAPES = {
 
 def test_every_hugging_face_tensor_has_its_rows_in_the_fused_model() -> None:
     model = Fused()
-    layout = draw_layout(model)
+    layout = build_layout(model)
     assert {name: place.shape for name, place in layout.items()} == SHAPES
     found = read_back(model, layout)
     fused = model.attn.qkv_proj
@@ -179,7 +179,7 @@ def test_every_hugging_face_tensor_has_its_rows_in_the_fused_model() -> None:
 
 
 def test_what_is_missing_unknown_misshapen_or_of_another_dtype_is_named() -> None:
-    layout = draw_layout(Fused())
+    layout = build_layout(Fused())
     good = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     check_weights(layout, good, torch.float32)
     bad = {
@@ -218,13 +218,13 @@ class Script:
         for key in keys:
             self.running.pop(key, None)
 
-    def step(self) -> list[Drawn]:
+    def step(self) -> list[VllmOutput]:
         if self.fault is not None:
             raise self.fault
         drawn = []
         for key, play in list(self.running.items()):
             tokens, finished = play.pop(0)
-            drawn.append(Drawn(key, tokens, (self.logprob,) * len(tokens), finished))
+            drawn.append(VllmOutput(key, tokens, (self.logprob,) * len(tokens), finished))
             if finished is not None:
                 del self.running[key]
         return drawn
@@ -244,14 +244,14 @@ class Script:
         self.closed += 1
 
 
-def rows(core: Script, version: int | None = 1) -> VllmRows:
-    made = VllmRows(core, lambda request: check_request(request, vocab=50, max_width=64))
+def rows(core: Script, version: int | None = 1) -> VllmRequests:
+    made = VllmRequests(core, lambda request: check_request(request, vocab=50, max_width=64))
     if version is not None:
         made.load_weights(WEIGHTS, version)
     return made
 
 
-def finish(engine: VllmRows, steps: int = 20) -> dict[int, Any]:
+def finish(engine: VllmRequests, steps: int = 20) -> dict[int, Any]:
     done: dict[int, Any] = {}
     for _ in range(steps):
         done |= engine.advance()
@@ -311,7 +311,7 @@ def test_a_logprob_that_is_missing_or_not_finite_is_refused(monkeypatch: pytest.
     with pytest.raises(NumericsError, match="not finite at version 1"):
         engine.advance()
     engine.leave()
-    monkeypatch.setattr(core, "step", lambda: [Drawn(key, (9,), (), None) for key in core.running])
+    monkeypatch.setattr(core, "step", lambda: [VllmOutput(key, (9,), (), None) for key in core.running])
     engine.enter([ask()])
     with pytest.raises(EngineError, match="1 tokens came with 0 logprobs"):
         engine.advance()

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.engines.decoder import Decoder
-from surefoot.engines.handed import Handed
-from surefoot.engines.linear import FixedRowsLinear, StackedLinear
+from surefoot.engines.decoder import Decoder, FixedRowsLinear, MutationCheck, StackedLinear
 from surefoot.errors import EngineError
 from surefoot.protocols import Request
 
@@ -90,7 +88,7 @@ def test_a_change_between_loading_and_the_first_token_is_refused(make_net: Any, 
 @pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4), (1,), (2, 1)])
 def test_a_change_is_seen_whatever_the_shape_and_the_strides(shape: tuple[int, ...]) -> None:
     plain, turned = torch.zeros(shape), torch.zeros(shape[::-1]).permute(*range(len(shape))[::-1])
-    handed = Handed(["plain", "turned"], [plain, turned])
+    handed = MutationCheck(["plain", "turned"], [plain, turned])
     assert handed.changed() is None
     turned.fill_(1.0)
     assert handed.changed() == "turned"

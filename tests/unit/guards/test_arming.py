@@ -10,15 +10,27 @@ from typing import Any
 import pytest
 
 from surefoot.config import Config
+from surefoot.config.schedule import Answered
 from surefoot.errors import ConfigError
-from surefoot.eval_cadence import Answered
-from surefoot.guards import simulated
-from surefoot.guards.arming import ASSUMED, Arming, guard_lines, judge_arming, refuse_unarmed
-from surefoot.guards.arming_search import MOST_FALSE, Asked
+from surefoot.guards import arming
+from surefoot.guards.arming import (
+    ASSUMED,
+    MOST_FALSE,
+    Arming,
+    ArmingInputs,
+    Question,
+    falling,
+    falls_stopped,
+    false_alarms,
+    guard_lines,
+    judge_arming,
+    level,
+    refuse_unarmed,
+    thinned,
+)
 from surefoot.guards.auto_settings import ROWS, derived, guard_settings, row_for
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.guards.noise import proportion_se
-from surefoot.guards.simulated import Question, falling, falls_stopped, false_alarms, level, thinned
 
 OLD: dict[str, Any] = {"min_evals": 10, "decline_patience": 3, "ema_alpha": 0.1, "margin_se": 4.2}
 """What a run's guard had before its settings went by the number of evaluations."""
@@ -42,7 +54,7 @@ def judged(heldout: int, *, first: float | None = None, metric: str = "eval_accu
 
 def asked(evaluations: int, tasks: int, first: float, *, metric: str = "eval_accuracy", **guard: Any) -> Question:
     keys = config(max_steps=evaluations - 1, eval_steps=1, eval_tasks=tasks, tasks_per_step=8, guard=guard)
-    return Asked(metric, first).question(keys, tasks)
+    return ArmingInputs(metric, first).question(keys, tasks)
 
 
 # -- the definition -------------------------------------------------------------------------------
@@ -52,20 +64,20 @@ def test_the_fall_is_over_the_middle_third_and_the_reward_gains_what_held_out_lo
     question = asked(13, 60, 0.5)
     assert falling(question) == pytest.approx([0.5, 0.5, 0.5, 0.5, 0.5, 0.375, 0.25, 0.125, 0.0, 0.0, 0.0, 0.0, 0.0])
     assert level(question) == [0.5] * 13
-    assert [mean for mean, _ in simulated._rewards(question, falling(question))][-1] == 1.0
-    assert {mean for mean, _ in simulated._rewards(question, level(question))} == {0.5}
+    assert [mean for mean, _ in arming._rewards(question, falling(question))][-1] == 1.0
+    assert {mean for mean, _ in arming._rewards(question, level(question))} == {0.5}
 
 
 def test_counts_of_right_answers_are_binomial() -> None:
-    lowest, table = simulated._cumulative(10, 0.3)
+    lowest, table = arming._cumulative(10, 0.3)
     chances = [b - a for a, b in zip([0.0, *table], [*table, 1.0], strict=True)]
     assert lowest == 0
     assert chances == pytest.approx(
         [0.0282, 0.1211, 0.2335, 0.2668, 0.2001, 0.1029, 0.0368, 0.0090, 0.0014, 0.0001, 0], abs=1e-4
     )
-    assert simulated._cumulative(5, 0.0) == (0, [])
-    assert simulated._cumulative(5, 1.0) == (5, [])
-    low, large = simulated._cumulative(100_000, 0.25)
+    assert arming._cumulative(5, 0.0) == (0, [])
+    assert arming._cumulative(5, 1.0) == (5, [])
+    low, large = arming._cumulative(100_000, 0.25)
     assert 20_000 < low < 25_000
     assert large[-1] == pytest.approx(1.0)
 
@@ -271,7 +283,7 @@ def test_rows_go_by_the_number_of_evaluations_and_a_written_number_stays() -> No
 def test_long_runs_are_thinned_and_the_answer_stays_quick() -> None:
     question = asked(5001, 60, 0.25)
     short = thinned(question)
-    assert len(short.where) == simulated.MOST_FOLDS
+    assert len(short.where) == arming.MOST_FOLDS
     assert (short.where[0], short.where[-1]) == (0.0, 1.0)
     began = time.process_time()
     found = judged(200, max_steps=5000, eval_steps=1)

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from surefoot.errors import InvariantError
-from surefoot.guards import change
-from surefoot.guards.change import Change, compare
+from surefoot.guards import verdict as change
+from surefoot.guards.verdict import Change, compare
 
 
 def flips(worse: int, better: int, tasks: int) -> Change:

@@ -13,7 +13,7 @@ import pytest
 
 from surefoot.guards import collapse_rules
 from surefoot.guards.collapse import HeldOutGuard
-from surefoot.guards.collapse_rates import expected_rates
+from surefoot.guards.collapse_rules import expected_rates
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
 if str(FOLDER) not in sys.path:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from surefoot.errors import InvariantError
-from surefoot.guards.diversity import DiversityGuard
+from surefoot.guards.invariants import DiversityGuard
 
 LONG = (7, 8, 9, 7, 8, 9, 7, 8, 9, 2)
 

@@ -12,8 +12,8 @@ import torch
 
 from surefoot.errors import InvariantError, NumericsError
 from surefoot.guards import invariants
+from surefoot.learner.samples import to_samples
 from surefoot.maths.packing import Batch, make_batch
-from surefoot.policy.samples import weigh
 from surefoot.records import STOP, Group, Rollout, Task, TrainSample, Turn
 
 STOPS = frozenset({2})
@@ -107,7 +107,7 @@ def test_a_later_turn_extends_the_tokens_before_it(prompt: tuple[int, ...], good
 
 def pair(make_group: Any) -> tuple[list[TrainSample], list[Group]]:
     groups = [make_group("a", [1.0, 0.0]), make_group("b", [0.0, 3.0]), two_turns((4, 9, 5, 11, 2, 6, 30, 5))]
-    return weigh(groups, scale="group"), groups
+    return to_samples(groups, scale="group"), groups
 
 
 def test_samples_made_of_their_rollouts_pass_and_are_counted(make_group: Any) -> None:
@@ -172,7 +172,7 @@ def weighed(rewards: list[float], advantages: list[float], *, group: str = "g", 
 @pytest.mark.parametrize("scale", ["group", "batch", "rank", "none"])
 def test_our_own_advantages_pass_at_every_scale(scale: str, make_group: Any) -> None:
     groups = [make_group("a", [0.1, 0.1, 0.1]), make_group("b", [1e6, -3.0, 7.0, 7.0]), make_group("c", [1e-9, 0.0])]
-    assert invariants.check_advantages(weigh(groups, scale=scale)) == 3
+    assert invariants.check_advantages(to_samples(groups, scale=scale)) == 3
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from surefoot.guards.change import compare
-from surefoot.guards.verdict import Evidence, Judgement
+from surefoot.guards.verdict import LearningEvidence, RunJudgement, compare
 from surefoot.guards.verdict import judge_run as real_judge_run
 from surefoot.records import Verdict
 
 TARGET = ("eval_accuracy", 0.85)
-LEARNED = Evidence(
+LEARNED = LearningEvidence(
     1e-4, groups=20, differing=12, changed_entries=900, metric="eval_accuracy", measured=True,
     change=compare([0.0] * 80, [1.0] * 40 + [0.0] * 40),
 )  # fmt: skip
@@ -22,7 +21,7 @@ NEVER = dataclasses.replace(LEARNED, change=None, measured=False)
 WORSE = dataclasses.replace(LEARNED, change=compare([1.0] * 40 + [0.0] * 40, [0.0] * 80))
 
 
-def judge_run(**facts: Any) -> Judgement:
+def judge_run(**facts: Any) -> RunJudgement:
     """Of a run that learned, where nothing else is said."""
     return real_judge_run(**({"evidence": LEARNED} | facts))
 
@@ -77,7 +76,7 @@ def test_a_run_none_of_whose_updates_was_applied_is_no_pass() -> None:
 # -- evidence that something was learned ------------------------------------------------------------
 
 
-def without(**facts: Any) -> Judgement:
+def without(**facts: Any) -> RunJudgement:
     evidence = dataclasses.replace(LEARNED, **facts)
     return judge_run(planned=5, executed=5, target=TARGET, metrics={"eval_accuracy": 0.9}, evidence=evidence)
 
@@ -144,7 +143,7 @@ def test_a_model_that_got_worse_fails_even_when_the_target_was_reached() -> None
     ],
     ids=["better", "the same", "not measured", "measured once"],
 )
-def test_a_pass_says_what_held_out_tasks_say(evidence: Evidence, said: str) -> None:
+def test_a_pass_says_what_held_out_tasks_say(evidence: LearningEvidence, said: str) -> None:
     judgement = judge_run(planned=5, executed=5, target=None, metrics={}, evidence=evidence)
     assert judgement.status is Verdict.PASS
     assert said in judgement.reasons

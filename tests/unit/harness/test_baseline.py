@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 
 from surefoot.errors import ConfigError, StateError
-from surefoot.harness import bands
-from surefoot.harness.bands import prediction_band, t_quantile, t_tail
-from surefoot.harness.baseline import Baselines, add_run, baseline_names, load_baseline, loosen
-from surefoot.harness.checks import Row, run_checks
+from surefoot.harness import baseline
+from surefoot.harness.baseline import (
+    Baselines,
+    add_run,
+    baseline_names,
+    load_baseline,
+    loosen,
+    prediction_band,
+    t_quantile,
+    t_tail,
+)
+from surefoot.harness.checks import CheckRow, run_checks
 from surefoot.harness.series import Metrics, Series
 from surefoot.records import Verdict
 
@@ -57,7 +65,7 @@ def test_the_false_alarm_rate_is_the_stated_one(alpha: float, side: str, runs: i
 
 def test_planted_band_without_the_small_sample_width_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: the normal 1.96 instead of t, as hand-made bands do, alarms three times too often with three runs."""
-    monkeypatch.setattr(bands, "t_quantile", lambda tail, freedom: statistics.NormalDist().inv_cdf(1 - tail))
+    monkeypatch.setattr(baseline, "t_quantile", lambda tail, freedom: statistics.NormalDist().inv_cdf(1 - tail))
     assert false_alarms(0.05, "both", 3) > 0.12
 
 
@@ -81,7 +89,7 @@ def stored(folder: Path, count: int, name: str = "main") -> Baselines:
     return Baselines(folder)
 
 
-def judged(metrics: Metrics, expression: str, baselines: Baselines | None) -> Row:
+def judged(metrics: Metrics, expression: str, baselines: Baselines | None) -> CheckRow:
     return run_checks(metrics, [expression], baselines).rows[0]
 
 

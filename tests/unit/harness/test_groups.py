@@ -9,17 +9,17 @@ import pytest
 from plugin_kit import Nested
 
 from surefoot.errors import ConfigError
-from surefoot.harness import groups as groups_module
-from surefoot.harness.groups import Asked, Group, ask, conflict, read_groups
+from surefoot.harness import selection
 from surefoot.harness.project import Project, find_project, read_project
+from surefoot.harness.selection import GroupChoice, MarkerGroup, ask, conflict, read_groups
 
 pytest_plugins = ["pytester", "plugin_kit"]
 
 GROUPS = {
-    "hf_gated": Group("hf_gated", "gate", env=("HF_TOKEN",)),
-    "mcore": Group("mcore", "backend"),
-    "vllm": Group("vllm", "backend"),
-    "nightly": Group("nightly", "plain"),
+    "hf_gated": MarkerGroup("hf_gated", "gate", env=("HF_TOKEN",)),
+    "mcore": MarkerGroup("mcore", "backend"),
+    "vllm": MarkerGroup("vllm", "backend"),
+    "nightly": MarkerGroup("nightly", "plain"),
 }
 DECLARED = """
 [tool.surefoot.groups.hf_gated]
@@ -61,7 +61,7 @@ TABLE = {
 }
 
 
-def wanted(words: tuple[str, ...]) -> Asked:
+def wanted(words: tuple[str, ...]) -> GroupChoice:
     only = [word[2:-5].replace("-", "_") for word in words if word.endswith("-only")]
     return ask([word[2:].replace("-", "_") for word in words if not word.endswith("-only")], only, GROUPS)
 
@@ -78,7 +78,7 @@ def test_every_combination_follows_the_one_rule() -> None:
     names = list(GROUPS)
     powerset = [set(c) for n in range(5) for c in itertools.combinations(names, n)]
     for marks, included, only in itertools.product(powerset, powerset, [None, *names]):
-        asked = Asked(frozenset(included), only)
+        asked = GroupChoice(frozenset(included), only)
         runs = marks - included - {only} == set() and (only is None or only in marks)
         assert (asked.reason_against(marks, GROUPS) is None) == runs, (marks, included, only)
 
@@ -113,7 +113,7 @@ def test_planted_filter_without_report_is_caught(pytester: pytest.Pytester, nest
     pytester.makepyprojecttoml(DECLARED)
     pytester.makepyfile(TESTS)
     pytester.makeconftest(
-        "from surefoot.harness.plugin_select import Selection\nSelection.pytest_terminal_summary = lambda self: None\n"
+        "from surefoot.harness.plugin_hooks import Selection\nSelection.pytest_terminal_summary = lambda self: None\n"
     )
     with pytest.raises(AssertionError, match="not a word"):
         left_out_tests_are_reported(nested)
@@ -200,7 +200,7 @@ def test_run_first_runs_first_and_keeps_the_order_of_the_rest(pytester: pytest.P
 # -- declarations ---------------------------------------------------------------------
 
 
-def declare(text: str, tmp_path: Path) -> dict[str, Group]:
+def declare(text: str, tmp_path: Path) -> dict[str, MarkerGroup]:
     (tmp_path / "pyproject.toml").write_text(text)
     project = read_project(tmp_path / "pyproject.toml")
     assert project is not None
@@ -254,14 +254,14 @@ def test_the_nearest_file_with_the_table_counts(tmp_path: Path) -> None:
 
 
 def test_any_of_several_tokens_opens_a_gate_and_an_empty_one_does_not() -> None:
-    gate = Group("g", "gate", env=("A", "B"))
+    gate = MarkerGroup("g", "gate", env=("A", "B"))
     assert gate.missing_token({"B": "x"}) is None
     assert gate.missing_token({"A": "", "C": "x"}) == "no token: set A or B (group g)"
 
 
 def test_required_modules_are_looked_for_without_importing_them() -> None:
-    assert Group("g", requires=("json", "email.mime")).missing_module() is None
-    assert Group("g", requires=("json", "no_such_thing.deeper")).missing_module() == "no_such_thing.deeper"
+    assert MarkerGroup("g", requires=("json", "email.mime")).missing_module() is None
+    assert MarkerGroup("g", requires=("json", "no_such_thing.deeper")).missing_module() == "no_such_thing.deeper"
 
 
 def test_only_two_backends_conflict() -> None:
@@ -270,12 +270,12 @@ def test_only_two_backends_conflict() -> None:
 
 
 def test_planted_rule_that_forgets_gates_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Asked.reason_against
+    whole = GroupChoice.reason_against
 
-    def forgetful(self: Asked, marks: list[str], groups: dict[str, Group]) -> str | None:
-        return whole(Asked(self.included | {"hf_gated"}, self.only), marks, groups)
+    def forgetful(self: GroupChoice, marks: list[str], groups: dict[str, MarkerGroup]) -> str | None:
+        return whole(GroupChoice(self.included | {"hf_gated"}, self.only), marks, groups)
 
-    monkeypatch.setattr(groups_module.Asked, "reason_against", forgetful)
+    monkeypatch.setattr(selection.GroupChoice, "reason_against", forgetful)
     with pytest.raises(AssertionError):
         test_every_combination_follows_the_one_rule()
 
@@ -322,8 +322,8 @@ def test_the_gpus_that_a_group_needs_are_counted(
     machine(monkeypatch, there)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert (Group("pair", gpus=2).missing_gpus() is None) is enough
-    assert Group("none").missing_gpus() is None
+    assert (MarkerGroup("pair", gpus=2).missing_gpus() is None) is enough
+    assert MarkerGroup("none").missing_gpus() is None
 
 
 def test_too_few_gpus_are_a_usage_error_with_both_numbers_or_a_skip_that_is_counted(

@@ -104,7 +104,7 @@ def test_the_four_configurations_run_the_unit_folder(tools: Path, flags: list[st
 
 
 HERE = [
-    "tests/unit/harness/test_tables.py", "tests/unit/policy/test_chat_gated.py", "tests/unit/maths/test_logprobs_mcore.py"
+    "tests/unit/harness/test_tables.py", "tests/unit/learner/test_chat_gated.py", "tests/unit/maths/test_logprobs_mcore.py"
 ]  # fmt: skip
 """A file of each kind: in no group, behind the token, Megatron's."""
 

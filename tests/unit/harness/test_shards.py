@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from plugin_kit import Nested
 
 from surefoot.errors import ConfigError
-from surefoot.harness import shards
-from surefoot.harness.shards import is_listed, part_of, prove, shard, under, unknown_entries
+from surefoot.harness import selection
+from surefoot.harness.selection import is_listed, part_of, prove, shard, under, unknown_entries
 
 pytest_plugins = ["pytester", "plugin_kit"]
 
@@ -39,7 +39,7 @@ def test_shards_are_about_equal() -> None:
 
 
 def test_planted_shard_that_forgets_a_remainder_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "part_of", lambda node_id, parts: part_of(node_id, parts + 1))
+    monkeypatch.setattr(selection, "part_of", lambda node_id, parts: part_of(node_id, parts + 1))
     with pytest.raises(AssertionError, match="no shard"):
         each_test_is_in_exactly_one(IDS, 3)
     assert not prove("3", IDS, {}).holds

@@ -11,7 +11,7 @@ import pytest
 from command import surefoot
 
 from surefoot.errors import ConfigError, StateError
-from surefoot.harness import trend as trend_module
+from surefoot.harness import trend
 from surefoot.harness.trend import NEEDED, flag, read_history, sparkline, trends
 from surefoot.records import Verdict
 
@@ -58,7 +58,7 @@ def test_a_step_of_ten_noise_widths_is_nearly_always_flagged() -> None:
 
 
 def test_planted_limit_that_ignores_how_little_is_known_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trend_module, "limit", lambda count: 2.6)
+    monkeypatch.setattr(trend, "limit", lambda count: 2.6)
     with pytest.raises(AssertionError):
         test_steady_noise_is_flagged_in_at_most_one_look_of_a_hundred(NEEDED + 1)
 

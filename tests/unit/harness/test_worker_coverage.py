@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from surefoot.errors import ConfigError, StateError
-from surefoot.harness import worker_coverage, worker_coverage_run
-from surefoot.harness.worker_coverage import Report, meets, processes
+from surefoot.harness import worker_coverage
+from surefoot.harness.worker_coverage import CoverageReport, meets, processes
 from surefoot.harness.worker_coverage_child import options_of
 
 
@@ -49,7 +49,7 @@ def test_a_record_without_an_end_is_a_process_that_did_not_finish(tmp_path: Path
 def test_the_line_says_lower_bound_exactly_when_something_was_lost(
     lost: list[str], cut: list[str], blind: list[str], line: str
 ) -> None:
-    report = Report(83.19, [("a.py", 10, 2, 99.96)], 1, 3, lost, cut, blind)
+    report = CoverageReport(83.19, [("a.py", 10, 2, 99.96)], 1, 3, lost, cut, blind)
     assert report.line == line
     assert report.lower_bound is (line != "coverage 83.1 %")
     assert report.as_json()["lower_bound"] is report.lower_bound
@@ -73,7 +73,7 @@ def test_no_run_is_not_a_percentage(tmp_path: Path) -> None:
 
 
 def test_a_run_in_which_nothing_was_measured_is_not_a_percentage(tmp_path: Path) -> None:
-    folder = worker_coverage_run._new_run(tmp_path / "data", [tmp_path], ["true"], 0)
+    folder = worker_coverage._new_run(tmp_path / "data", [tmp_path], ["true"], 0)
     record(folder, "a", "blind")
     record(folder, "b", "touched")
     with pytest.raises(StateError, match="no lines are no evidence") as caught:

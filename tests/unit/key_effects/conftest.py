@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from surefoot.config_load import LoadedConfig, config_from_values
-from surefoot.envs.rewards.marks import Mark, judge
-from surefoot.envs.rewards.reward_pool import RewardJob
+from surefoot.config.load import LoadedConfig, config_from_values
+from surefoot.guards.reward_values import RewardValue, parse_reward
+from surefoot.rewards.pool import RewardJob
 
 TINY: dict[str, Any] = dict(
     model="pebble", tasks="builtin:sums", num_tasks=200, tasks_per_step=2, num_generations=4, max_completion_length=4,
@@ -36,14 +36,14 @@ class PoolHere:
     def describe_failures(self) -> dict[str, tuple[int, str]]:
         return {}
 
-    def score(self, jobs: Sequence[RewardJob]) -> list[dict[str, Mark]]:
-        rows: list[dict[str, Mark]] = []
+    def score(self, jobs: Sequence[RewardJob]) -> list[dict[str, RewardValue]]:
+        rows: list[dict[str, RewardValue]] = []
         for job in jobs:
             values = {
                 name: function(prompts=job.prompts, completions=job.completions, **job.columns)
                 for name, function in self.functions.items()
             }
-            rows += [{name: judge(column[i]) for name, column in values.items()} for i in range(job.size)]
+            rows += [{name: parse_reward(column[i]) for name, column in values.items()} for i in range(job.size)]
         return rows
 
     def close(self) -> None: ...
@@ -108,11 +108,11 @@ def configure(tmp_path: Path) -> Callable[..., LoadedConfig]:
 
 @pytest.fixture
 def assembled(configure: Callable[..., LoadedConfig]) -> Callable[..., Any]:
-    """`assembled(**keys)`: `assemble.build.Parts`; unless told otherwise the weights are published, which computes."""
+    """`assembled(**keys)`: `run.build.Parts`; unless told otherwise the weights are published, which computes."""
 
     def make(*, published: bool = True, **keys: Any) -> Any:
-        from surefoot.assemble.build import build
-        from surefoot.assemble.inputs import read_inputs
+        from surefoot.run.build import build
+        from surefoot.run.inputs import read_inputs
 
         loaded = configure(**keys)
         inputs = read_inputs(loaded.config, loaded.base)
@@ -133,8 +133,8 @@ def ran(
 
     def run(**keys: Any) -> Folder:
         nonlocal count
-        from surefoot.assemble.session import train
-        from surefoot.tracking.view import PlainView
+        from surefoot.report.view import PlainView
+        from surefoot.run.session import train
 
         count += 1
         monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import ConfigError, InvariantError, TaskError
-from surefoot.policy.samples import weigh
+from surefoot.learner.samples import to_samples
 
 Build = Callable[..., Any]
 PAIRS = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(20, 40)]
@@ -31,7 +31,7 @@ def write_pairs(tmp_path: Path) -> Callable[..., str]:
 
 def learned(parts: Any) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The weights after one step on the same twelve tasks, and the step's metrics."""
-    samples = weigh(parts.runtime.collect(list(parts.train[:12]), 1), scale="group")
+    samples = to_samples(parts.runtime.collect(list(parts.train[:12]), 1), scale="group")
     assert any(s.advantage > 0 for s in samples), "somebody has to succeed"
     metrics = dict(parts.learner.learn(samples).metrics)
     return {name: p.detach().clone() for name, p in parts.learner.net.named_parameters()}, metrics

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.assemble.inputs import read_inputs
 from surefoot.data.tasks import TaskStream
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.errors import ConfigError, RewardError
 from surefoot.records import Group
+from surefoot.run.inputs import read_inputs
 
 Build = Callable[..., Any]
 OWN = [{"id": f"t{i}", "prompt": f"{10 + i}+{'1' * (1 + i % 3)}=", "answer": "7"} for i in range(60)]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from surefoot.assemble.inputs import read_inputs
-from surefoot.assemble.planning import level_plan
 from surefoot.errors import ConfigError, TaskError
+from surefoot.run.inputs import read_inputs
+from surefoot.run.task_plan import level_plan
 
 Build = Callable[..., Any]
 KEYS: dict[str, Any] = {"tasks": "leveled.jsonl", "reward_funcs": ["r.py:f"], "tasks_per_step": 4, "max_steps": 8}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from surefoot.assemble.engines import engine_recipe, make_engine
 from surefoot.engines.embedded import EmbeddedEngine
-from surefoot.engines.vllm_settings import VllmSettings, engine_fields
+from surefoot.engines.vllm_core import VllmSettings, engine_fields
 from surefoot.errors import ConfigError
-from surefoot.policy.load import Policy, load_policy
+from surefoot.learner.model import Policy, load_policy
+from surefoot.run.build import engine_spec, make_engine
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,8 @@ def server() -> Iterator[tuple[str, list[str]]]:
 def test_the_kind_decides_which_engine_is_built(configure: Any, policy: Policy) -> None:
     plain = make_engine(configure().config, policy, 64)
     assert isinstance(plain, EmbeddedEngine)
-    recipe = engine_recipe(configure(engine__kind="vllm", engine__rows=5).config, policy, 64)
-    assert type(recipe).__name__ == "VllmRecipe"
+    recipe = engine_spec(configure(engine__kind="vllm", engine__rows=5).config, policy, 64)
+    assert type(recipe).__name__ == "VllmEngineSpec"
     assert (recipe.rows, recipe.max_width, recipe.dtype, recipe.device) == (5, 64, "float32", "cpu")  # type: ignore[attr-defined]
     assert recipe.model_config["num_hidden_layers"] == 4  # type: ignore[attr-defined]
 
@@ -64,7 +64,7 @@ def test_the_kind_decides_which_engine_is_built(configure: Any, policy: Policy) 
 @pytest.mark.parametrize("share", [0.25, 0.9])
 def test_the_share_of_a_gpu_reaches_vllm(configure: Any, policy: Policy, share: float) -> None:
     config = configure(engine__kind="vllm", engine__gpu_memory_utilization=share).config
-    recipe: Any = engine_recipe(config, policy, 64)
+    recipe: Any = engine_spec(config, policy, 64)
     settings = VllmSettings(
         recipe.model_config, max_width=recipe.max_width, rows=recipe.rows, device="cuda",
         gpu_memory_utilization=recipe.gpu_memory_utilization,

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from fleet_kit import FakeTransport, until
 
-from surefoot.config_tables import RuntimeConfig
+from surefoot.config import RuntimeConfig
 from surefoot.errors import ConfigError, FleetError, SecurityError
-from surefoot.runtime import ray_cluster, ray_runtime
-from surefoot.runtime.fleet_keeper import Keeper
-from surefoot.runtime.fleet_members import MemberLostError
-from surefoot.runtime.recipes import EmbeddedRecipe, WorkerRecipe
+from surefoot.runtime.ray import cluster, runtime
+from surefoot.runtime.replicas import ReplicaLostError, ReplicaSupervisor
+from surefoot.runtime.specs import EmbeddedEngineSpec, WorkerSpec
 
 
 class NoCluster:
@@ -33,15 +32,15 @@ class NoCluster:
 
 @pytest.fixture
 def site(configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`site(**keys)`: a `RaySite` without Ray; what it reserved is in `site.reserved`."""
+    """`site(**keys)`: a `RayDeployment` without Ray; what it reserved is in `site.reserved`."""
     made = []
 
-    def make(**keys: Any) -> ray_runtime.RaySite:
-        monkeypatch.setattr(ray_runtime, "Cluster", NoCluster)
+    def make(**keys: Any) -> runtime.RayDeployment:
+        monkeypatch.setattr(runtime, "Cluster", NoCluster)
         reserved: list[dict[str, float]] = []
-        monkeypatch.setattr(ray_runtime, "room_for", reserved.append)
+        monkeypatch.setattr(runtime, "room_for", reserved.append)
         config = configure(runtime__kind="ray", **keys).config
-        found = ray_runtime.RaySite(
+        found = runtime.RayDeployment(
             config.runtime, logs=tmp_path, threads=1, deterministic=True, rollout_timeout_s=config.rollout_timeout_s
         )
         found.reserved = reserved[0]  # type: ignore[attr-defined]
@@ -53,7 +52,7 @@ def site(configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
         each.close()
 
 
-def fleet_of(site: ray_runtime.RaySite, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, FakeTransport]:
+def fleet_of(site: runtime.RayDeployment, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, FakeTransport]:
     """The fleet that this site starts, over fakes."""
     transports: list[FakeTransport] = []
 
@@ -62,24 +61,24 @@ def fleet_of(site: ray_runtime.RaySite, monkeypatch: pytest.MonkeyPatch) -> tupl
         transports[0].kwargs = kwargs  # type: ignore[attr-defined]
         return transports[0]
 
-    monkeypatch.setattr(ray_runtime, "make_transport", fake)
-    engine = EmbeddedRecipe(None, 8, 16, "cpu", "float32")  # type: ignore[arg-type]
-    worker = WorkerRecipe({}, {}, None, 2, 1.0, 0, None, 0, 10)  # type: ignore[arg-type]
-    return site.start_fleet(engine, worker, engine_slots=2), transports[0]
+    monkeypatch.setattr(runtime, "make_transport", fake)
+    engine = EmbeddedEngineSpec(None, 8, 16, "cpu", "float32")  # type: ignore[arg-type]
+    worker = WorkerSpec({}, {}, None, 2, 1.0, 0, None, 0, 10)  # type: ignore[arg-type]
+    return site.start_replicas(engine, worker, engine_slots=2), transports[0]
 
 
 @pytest.mark.config_key("runtime.kind")
 def test_the_kind_decides_which_runtime_is_built(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import surefoot.assemble.on_ray as on_ray
-    from surefoot.assemble.build import build
-    from surefoot.assemble.inputs import read_inputs
+    import surefoot.run.on_ray as on_ray
+    from surefoot.run.build import build
+    from surefoot.run.inputs import read_inputs
 
     def no_cluster(*args: Any, **kwargs: Any) -> Any:
         raise FleetError("a cluster was asked for", "a test", "none")
 
-    monkeypatch.setattr(on_ray, "RaySite", no_cluster)
+    monkeypatch.setattr(on_ray, "RayDeployment", no_cluster)
     loaded = configure(runtime__kind="ray")
     inputs = read_inputs(loaded.config, loaded.base)
     with pytest.raises(FleetError, match="a cluster was asked for"):
@@ -112,9 +111,9 @@ def test_each_engine_reserves_its_gpus(site: Any, monkeypatch: pytest.MonkeyPatc
 def test_gpus_that_the_cluster_does_not_have_are_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray", reason="needs the ray extra")
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 1.0})
-    ray_cluster.room_for({"CPU": 8.0, "GPU": 1.0})
+    cluster.room_for({"CPU": 8.0, "GPU": 1.0})
     with pytest.raises(ConfigError, match="reserves 2 GPU; the cluster has 1 GPU"):
-        ray_cluster.room_for({"CPU": 2.0, "GPU": 2.0})
+        cluster.room_for({"CPU": 2.0, "GPU": 2.0})
 
 
 @pytest.mark.config_key("runtime.address")
@@ -123,7 +122,7 @@ def test_an_address_is_joined_and_none_starts_a_private_cluster(site: Any, monke
     assert site(runtime__address="10.0.0.1:6379").cluster.address == "10.0.0.1:6379"
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
     with pytest.raises(SecurityError, match="RAY_AUTH_TOKEN") as refused:
-        ray_cluster.Cluster("10.0.0.1:6379", processes=1)
+        cluster.Cluster("10.0.0.1:6379", processes=1)
     assert refused.value.exit_code == 5
 
 
@@ -163,11 +162,11 @@ def test_so_long_are_they_replaced_whatever_their_number(
 
     async def dies_soon(self: FakeTransport, member: Any) -> Any:
         await asyncio.sleep(0.01)
-        raise MemberLostError("it died while it started")
+        raise ReplicaLostError("it died while it started")
 
     async def end() -> None:
         monkeypatch.setattr(FakeTransport, "_started", dies_soon)
-        monkeypatch.setattr(Keeper, "_pause", lambda self: 0.0)
+        monkeypatch.setattr(ReplicaSupervisor, "_pause", lambda self: 0.0)
         transport.engines[0].die()
         await until(lambda: fleet.failed.done() or fleet.engines[0].restarts >= 20)
 

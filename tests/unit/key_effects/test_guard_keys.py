@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from surefoot.assemble.guarding import make_guard
-from surefoot.assemble.inputs import read_inputs
-from surefoot.config_tables import RuleName
+from surefoot.config import RuleName
+from surefoot.config.schedule import Answered
 from surefoot.errors import ConfigError
-from surefoot.eval_cadence import Answered
 from surefoot.guards.collapse_rules import RULES
+from surefoot.run.guarding import make_guard
+from surefoot.run.inputs import read_inputs
 
 HELDOUT = Answered(1)
 WAVES = (0.02, -0.01, -0.02, 0.015, -0.005, 0.0, 0.01)

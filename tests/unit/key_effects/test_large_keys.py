@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from surefoot.assemble.inputs import read_inputs
-from surefoot.data.large.streaming import StreamingDataset
+from surefoot.data.on_disk.dataset import StreamingDataset
 from surefoot.errors import ConfigError, TaskError
+from surefoot.run.inputs import read_inputs
 
 KEYS: dict[str, Any] = {
     "tasks": "big.jsonl", "reward_funcs": ["r.py:f"], "max_prompt_length": 12, "stream_tasks": True,

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.assemble.learning import learner_settings
 from surefoot.errors import NumericsError
-from surefoot.policy.learner import GRPOLearner
+from surefoot.learner.grpo import GRPOLearner
 from surefoot.records import TrainSample
+from surefoot.run.model import learner_settings
 
 REWARDS = [[1, 0, 0, 1], [0, 1, 0.5, 0], [0, 0, 1, 1], [1, 0, 1, 0.2], [0, 1, 1, 0], [1, 0, 0, 0]]
 UPDATES = 3

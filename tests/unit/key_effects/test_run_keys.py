@@ -137,8 +137,8 @@ def test_the_preflight_refuses_a_constant_reward_and_can_be_turned_off(ran: Ran,
 @pytest.mark.config_key("eval_metric")
 def test_a_run_with_a_metric_of_its_own_can_be_evaluated_again(ran: Ran, rewards: Any) -> None:
     """The run folder lies elsewhere than the file that the config named, so the path must have been kept whole."""
-    from surefoot.assemble.evaluate import evaluate
-    from surefoot.tracking.view import PlainView
+    from surefoot.report.view import PlainView
+    from surefoot.run.evaluate import evaluate
 
     rewards("def half(completions, **_):\n    return [0.5 for _ in completions]\n")
     run = ran(eval_metric="r.py:half")
@@ -156,7 +156,7 @@ def run_of(configure: Any, learner: Any = None, **keys: Any) -> Run:
     hooks: Any = SimpleNamespace(refused=lambda step, samples, suspects: None, phase=lambda name: nullcontext())
     config = configure(**keys).config
     return Run(
-        config=config, runtime=nobody, learner=learner, codec=codec, books=nobody, heldout=(), hooks=hooks
+        config=config, runtime=nobody, learner=learner, codec=codec, queue=nobody, heldout=(), hooks=hooks
     )  # fmt: skip
 
 

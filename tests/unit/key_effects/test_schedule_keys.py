@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from surefoot import config_rules
+from surefoot.config import rules
 from surefoot.errors import ConfigError
-from surefoot.runtime.schedule import allowance
+from surefoot.runtime.sampler import allowance
 
 ASYNC = dict(importance_sampling_correction=True)
 
@@ -43,7 +43,7 @@ def test_a_size_that_is_none_is_named_once(configure: Any, key: str) -> None:
 
 
 def test_planted_rule_that_is_not_asked_lets_everything_pass(configure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_rules, "schedule_of", lambda config: None)
+    monkeypatch.setattr(rules, "schedule_of", lambda config: None)
     assert configure(weight_sync_steps=3, max_staleness=0, **ASYNC).config.max_staleness == 0
 
 

@@ -10,11 +10,11 @@ import pytest
 from virtual_clock import run_virtually
 
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.runtime.orders import Order, Played, Sampling
-from surefoot.runtime.stream import Stream
-from surefoot.store.batches import BatchLog
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Ledger
+from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
+from surefoot.runtime.sampler import AsyncSampler
+from surefoot.storage.batches import BatchLog
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Ledger
 
 AHEAD = {"importance_sampling_correction": True}
 
@@ -34,10 +34,12 @@ class Slow:
 
     capacity = 50
 
-    async def play(self, order: Order) -> Played:
+    async def play(self, order: RolloutRequest) -> RolloutResult:
         await asyncio.sleep(100.0)
         turn = Turn((1,), (2, 3), (-0.1, -0.2), 0)
-        return Played(Group(order.task, order.group, (Rollout(order.task.id, order.group, 0, (turn,), 1.0),)), (None,))
+        return RolloutResult(
+            Group(order.task, order.group, (Rollout(order.task.id, order.group, 0, (turn,), 1.0),)), (None,)
+        )
 
 
 @pytest.mark.config_key("rollout_timeout_s")
@@ -48,13 +50,13 @@ def test_a_group_that_takes_longer_than_it_may_is_given_up(
     config = configure(max_staleness=1, rollout_timeout_s=timeout, **AHEAD).config
     tasks = [Task(id=f"t{i}", prompt="?") for i in range(9)]
 
-    def order(task: Task, visit: int, position: int) -> Order:
-        return Order(task, (1,), Sampling(4, 1.0, 4, 8), "train", visit, position)
+    def order(task: Task, visit: int, position: int) -> RolloutRequest:
+        return RolloutRequest(task, (1,), Sampling(4, 1.0, 4, 8), "train", visit, position)
 
     async def first_batch() -> Any:
         ledger = Ledger.open(Journal.create(tmp_path / "ledger.journal"))
-        stream = Stream(ledger, BatchLog(tmp_path), tasks, Slow(), order, config=config, trained=lambda: 0)
-        drawing = asyncio.ensure_future(stream.draw(1, config.tasks_per_step))
+        stream = AsyncSampler(ledger, BatchLog(tmp_path), tasks, Slow(), order, config=config, trained=lambda: 0)
+        drawing = asyncio.ensure_future(stream.next_batch(1, config.tasks_per_step))
         await asyncio.sleep(100.5)
         seen = dict(ledger.balance().requeued), drawing.done()
         drawing.cancel()

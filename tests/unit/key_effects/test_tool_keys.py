@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from tool_kit import call, speaker
 
-from surefoot.assemble.inputs import read_inputs
-from surefoot.envs.tools import ToolLimits
-from surefoot.envs.turn_limits import TURNS
 from surefoot.errors import ConfigError, ModelError, SecurityError, TaskError, ToolError
 from surefoot.protocols import Request
 from surefoot.records import Rollout, Task
+from surefoot.run.inputs import read_inputs
+from surefoot.tools.session import TURNS, ToolLimits
 
 Build = Callable[..., Any]
 SERVER = Path(__file__).parents[3] / "examples" / "servers" / "calculator.py"
@@ -221,23 +220,23 @@ def test_another_template_is_what_the_model_reads(assembled: Build, tmp_path: Pa
 def test_code_without_a_sandbox_is_refused_unless_it_is_spelled_out(
     configure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from surefoot.assemble.inputs import refuse_uncontained_code
-    from surefoot.envs import sandbox
-    from surefoot.envs.verify import verify_code
+    from surefoot.rewards.verifiers import code
+    from surefoot.run.inputs import refuse_uncontained_code
+    from surefoot.sandbox import sandbox
 
     loaded = configure()
     monkeypatch.setattr(sandbox, "available", sandbox_missing)
-    monkeypatch.setattr(verify_code, "_permitted", [False])
+    monkeypatch.setattr(code, "_permitted", [False])
     with pytest.raises(SecurityError, match="sandbox"):
         refuse_uncontained_code(loaded.config, runs_code=True)
-    assert verify_code._permitted == [False]
+    assert code._permitted == [False]
     assert refuse_uncontained_code(configure(tools__allow_unsafe=True).config, runs_code=True)
-    assert verify_code._permitted == [True]
+    assert code._permitted == [True]
     assert not refuse_uncontained_code(loaded.config, runs_code=False)
     assert read_inputs(loaded.config, loaded.base).tools is None
 
 
 def sandbox_missing() -> Any:
-    from surefoot.envs.sandbox import Report
+    from surefoot.sandbox.sandbox import HostReport
 
-    return Report(False, ("user namespaces",))
+    return HostReport(False, ("user namespaces",))

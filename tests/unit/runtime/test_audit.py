@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from surefoot.engines.scripted import ScriptedEngine
-from surefoot.envs.rewards.reward_pool import RewardPool
-from surefoot.envs.single_turn import SingleTurnEnvironment
 from surefoot.errors import RewardError
 from surefoot.records import Task
+from surefoot.rewards.pool import RewardPool
+from surefoot.rewards.single_turn import SingleTurnEnvironment
 from surefoot.runtime.local import LocalRuntime
-from surefoot.runtime.orders import Sampling
+from surefoot.runtime.requests import Sampling
 from surefoot.runtime.rollout import RolloutCollector
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(3)]
@@ -106,5 +106,5 @@ def test_a_rollout_that_failed_before_grading_is_not_held_against_the_reward() -
 
 
 def test_planted_bug_without_the_comparison_chance_goes_unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot.runtime.judging._changes", lambda *_: iter(()))
+    monkeypatch.setattr("surefoot.runtime.base._changes", lambda *_: iter(()))
     preflight(by_chance, audit=True)

@@ -14,11 +14,10 @@ from forgetful_disk import ForgetfulFile
 from surefoot.errors import ConfigError, InvariantError, StalledError
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime import buffer as buffer_module
-from surefoot.runtime.buffer import Aged, GroupBuffer, Taken, Tally, all_is_in
-from surefoot.store.frames import Header
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Balance, Ledger
-from surefoot.store.ledger_records import Item, Trained
+from surefoot.runtime.buffer import BufferCounts, BufferedBatch, GroupBuffer, StaleGroups, all_is_in
+from surefoot.storage.journal import Header, Journal
+from surefoot.storage.ledger import Balance, Ledger
+from surefoot.storage.ledger_records import Trained, Visit
 
 LONG_S = 60.0
 """No test waits this long unless it is about to fail."""
@@ -29,14 +28,14 @@ def group_of(task: str, version: int) -> Group:
     return Group(Task(id=task, prompt="?"), "g", rollouts)
 
 
-def fill(buffer: GroupBuffer, names: str, version: int = 0) -> list[Item]:
+def fill(buffer: GroupBuffer, names: str, version: int = 0) -> list[Visit]:
     """One group per letter."""
-    items = [Item(name, 0) for name in names]
+    items = [Visit(name, 0) for name in names]
     assert [buffer.put(item, version, group_of(item.task, version)) for item in items] == ["kept"] * len(items)
     return items
 
 
-def names(taken: Taken | None) -> str:
+def names(taken: BufferedBatch | None) -> str:
     assert taken is not None, "the epoch has ended"
     return "".join(entry.item.task for entry in taken.batch)
 
@@ -58,7 +57,7 @@ def test_groups_come_in_the_order_in_which_they_were_put() -> None:
 def test_fewer_than_asked_for_are_none_and_stay() -> None:
     buffer = make()
     fill(buffer, "ab")
-    assert buffer.take(3, 0) == Taken((), Aged(), 0)
+    assert buffer.take(3, 0) == BufferedBatch((), StaleGroups(), 0)
     fill(buffer, "c")
     assert names(buffer.take(3, 0)) == "abc"
 
@@ -78,11 +77,11 @@ def test_the_last_batch_of_an_epoch_may_be_partial_and_then_it_is_over() -> None
 def test_full_is_said_and_nothing_is_dropped() -> None:
     buffer = make(max_size=2)
     fill(buffer, "ab")
-    assert buffer.put(Item("c", 0), 0, group_of("c", 0)) == "full"
+    assert buffer.put(Visit("c", 0), 0, group_of("c", 0)) == "full"
     assert names(buffer.take(2, 0)) == "ab"
-    assert buffer.put(Item("c", 0), 0, group_of("c", 0)) == "full", "what is in hand is still in memory"
-    buffer.settle([Item("a", 0)], "used")
-    assert buffer.put(Item("c", 0), 0, group_of("c", 0)) == "kept"
+    assert buffer.put(Visit("c", 0), 0, group_of("c", 0)) == "full", "what is in hand is still in memory"
+    buffer.settle([Visit("a", 0)], "used")
+    assert buffer.put(Visit("c", 0), 0, group_of("c", 0)) == "kept"
     assert buffer.tally().put == 3
 
 
@@ -93,7 +92,7 @@ def test_mean_age_is_of_the_batch_and_none_without_one() -> None:
     taken = buffer.take(3, 5)
     assert taken is not None
     assert taken.mean_age == 2.0
-    assert Taken((), Aged(), 5).mean_age is None
+    assert BufferedBatch((), StaleGroups(), 5).mean_age is None
 
 
 # -- nothing too old ----------------------------------------------------------------
@@ -104,13 +103,13 @@ def test_exactly_max_staleness_is_fresh_and_one_more_is_not() -> None:
     fill(buffer, "ab", version=3)
     assert names(buffer.take(1, 5)) == "a"
     taken = buffer.take(1, 6)
-    assert taken == Taken((), Aged(back=(Item("b", 0),)), 6)
+    assert taken == BufferedBatch((), StaleGroups(back=(Visit("b", 0),)), 6)
     assert buffer.tally().wasted == 1
 
 
 def test_what_aged_goes_to_the_front_of_the_ledgers_queue_in_its_order() -> None:
     ledger = Ledger.open(Journal(ForgetfulFile(random.Random(0), Header(bytes(16)).pack())))
-    ledger.plan(Item(name, 0) for name in "abcd")
+    ledger.plan(Visit(name, 0) for name in "abcd")
     leases = ledger.lease(3, holder="w")
     ledger.complete(leases)
     buffer = make()
@@ -129,7 +128,7 @@ def test_a_batch_and_what_aged_come_together() -> None:
     taken = buffer.take(2, 2)
     assert names(taken) == "cd"
     assert taken is not None
-    assert taken.aged.back == (Item("a", 0), Item("b", 0))
+    assert taken.aged.back == (Visit("a", 0), Visit("b", 0))
 
 
 def test_what_ages_in_hand_leaves_it_before_the_learner_gets_it() -> None:
@@ -137,11 +136,11 @@ def test_what_ages_in_hand_leaves_it_before_the_learner_gets_it() -> None:
     fill(buffer, "a", version=0)
     fill(buffer, "b", version=1)
     buffer.take(2, 1)
-    assert buffer.recheck(1) == Aged()
-    assert buffer.recheck(2) == Aged(back=(Item("a", 0),))
+    assert buffer.recheck(1) == StaleGroups()
+    assert buffer.recheck(2) == StaleGroups(back=(Visit("a", 0),))
     with pytest.raises(InvariantError, match="a#0"):
-        buffer.settle([Item("a", 0)], "used")
-    buffer.settle([Item("b", 0)], "used")
+        buffer.settle([Visit("a", 0)], "used")
+    buffer.settle([Visit("b", 0)], "used")
     assert (buffer.tally().used, buffer.tally().wasted) == (1, 1)
 
 
@@ -178,7 +177,7 @@ def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
     return result
 
 
-def version_moves_while_the_batch_fills(buffer: Watched) -> Taken:
+def version_moves_while_the_batch_fills(buffer: Watched) -> BufferedBatch:
     fill(buffer, "ab", version=0)
     result = in_thread(lambda: buffer.take(3, 1, wait_s=LONG_S))
     buffer.waits.acquire()
@@ -186,14 +185,14 @@ def version_moves_while_the_batch_fills(buffer: Watched) -> Taken:
         buffer.advance(2)
         fill(buffer, "c", version=2)
     taken = result()
-    assert isinstance(taken, Taken), taken
+    assert isinstance(taken, BufferedBatch), taken
     return taken
 
 
 def test_what_ages_while_the_batch_fills_is_not_handed_out_and_comes_back_at_once() -> None:
     buffer = Watched()
     taken = version_moves_while_the_batch_fills(buffer)
-    assert taken == Taken((), Aged(back=(Item("a", 0), Item("b", 0))), 2)
+    assert taken == BufferedBatch((), StaleGroups(back=(Visit("a", 0), Visit("b", 0))), 2)
     assert buffer.tally().versions == {2: 1}
 
 
@@ -201,13 +200,13 @@ def test_planted_staleness_that_is_looked_at_only_on_entry_is_caught() -> None:
     """Teeth: one look before the wait, none after it."""
 
     class OnlyOnEntry(Watched):
-        def take(self, n: int, version: int, *, wait_s: float = 0.0) -> Taken | None:
+        def take(self, n: int, version: int, *, wait_s: float = 0.0) -> BufferedBatch | None:
             self.looked = False
             return super().take(n, version, wait_s=wait_s)
 
-        def _evict(self, where: Any) -> Aged:
+        def _evict(self, where: Any) -> StaleGroups:
             first, self.looked = not self.looked, True
-            return super()._evict(where) if first else Aged()
+            return super()._evict(where) if first else StaleGroups()
 
     taken = version_moves_while_the_batch_fills(OnlyOnEntry())
     assert [entry.version for entry in taken.batch] == [0, 0, 2], "so it trains on groups two versions old"
@@ -224,13 +223,13 @@ def test_older_news_of_the_version_do_not_make_old_groups_fresh() -> None:
 
 def test_a_version_newer_than_the_groups_own_tokens_is_refused() -> None:
     with pytest.raises(InvariantError, match="tokens of version 3"):
-        make().put(Item("a", 0), 4, group_of("a", 3))
+        make().put(Visit("a", 0), 4, group_of("a", 3))
 
 
 def test_a_group_without_a_token_has_the_version_that_the_caller_says() -> None:
     lost = Group(Task(id="a", prompt="?"), "g", (Rollout("a", "g", 0, (), failure="down"),))
     buffer = make()
-    assert buffer.put(Item("a", 0), 7, lost) == "kept"
+    assert buffer.put(Visit("a", 0), 7, lost) == "kept"
     assert names(buffer.take(1, 8)) == "a"
 
 
@@ -247,7 +246,7 @@ def test_a_group_is_read_max_reads_times_never_twice_in_a_batch() -> None:
         assert [(entry.read, entry.reads_remaining) for entry in taken.batch] == [(read, 3 - read)] * 2
         assert buffer.tally().used == 0, "it counts when it is gone"
         buffer.settle(items, "used")
-    assert buffer.take(1, 0) == Taken((), Aged(), 0)
+    assert buffer.take(1, 0) == BufferedBatch((), StaleGroups(), 0)
     assert (buffer.tally().used, buffer.tally().reads, buffer.tally().lost) == (2, 6, 0)
 
 
@@ -258,7 +257,7 @@ def test_what_was_trained_on_once_is_never_played_again_when_it_ages() -> None:
     buffer.settle(items[:1], "used")
     taken = buffer.take(2, 9)
     assert taken is not None
-    assert taken.aged == Aged(back=(Item("b", 0),), spent=(Item("a", 0),))
+    assert taken.aged == StaleGroups(back=(Visit("b", 0),), spent=(Visit("a", 0),))
     assert (buffer.tally().used, buffer.tally().wasted) == (1, 1)
 
 
@@ -285,10 +284,10 @@ def test_every_fate_is_counted_once_and_adds_up() -> None:
     buffer.settle([a], "used")
     buffer.settle([b], "filtered")
     buffer.settle([c], "failed")
-    assert buffer.tally() == Tally(
+    assert buffer.tally() == BufferCounts(
         put=5, used=1, filtered=1, failed=1, waiting=1, in_hand=1, reads=1, unread=2, versions={0: 2}
     )
-    assert buffer.recheck(2).back == (Item("d", 0),)
+    assert buffer.recheck(2).back == (Visit("d", 0),)
     assert buffer.tally().wasted == 1
     assert buffer.tally().left == 1
 
@@ -301,10 +300,12 @@ def test_a_new_epoch_begins_at_nothing_and_returns_what_waited() -> None:
     buffer.mark_done()
     tally, left = buffer.new_epoch()
     assert (tally.put, tally.reads, tally.left, tally.lost) == (3, 2, 3, 0)
-    assert left == Aged(back=(c,), spent=(a, b))
-    assert buffer.tally() == Tally()
+    assert left == StaleGroups(back=(c,), spent=(a, b))
+    assert buffer.tally() == BufferCounts()
     fill(buffer, "d")
-    assert buffer.take(2, 0) == Taken((), Aged(), 0), "the end of the former epoch is not the end of this one"
+    assert buffer.take(2, 0) == BufferedBatch((), StaleGroups(), 0), (
+        "the end of the former epoch is not the end of this one"
+    )
 
 
 def test_a_new_epoch_waits_for_nobodys_hand() -> None:
@@ -340,7 +341,7 @@ def test_a_wait_without_an_end_is_refused(wait_s: float) -> None:
     with pytest.raises(ConfigError, match="wait_s"):
         make().take(1, 0, wait_s=wait_s)
     with pytest.raises(ConfigError, match="wait_s"):
-        make().put(Item("a", 0), 0, group_of("a", 0), wait_s=wait_s)
+        make().put(Visit("a", 0), 0, group_of("a", 0), wait_s=wait_s)
 
 
 @pytest.mark.parametrize(("n", "version"), [(0, 0), (-1, 0), (True, 0), (1, -1), (1, 0.5)])
@@ -364,22 +365,22 @@ def test_an_item_cannot_be_here_twice_or_under_another_name() -> None:
     fill(buffer, "a")
     for _ in range(2):
         with pytest.raises(InvariantError, match="here already"):
-            buffer.put(Item("a", 0), 0, group_of("a", 0))
+            buffer.put(Visit("a", 0), 0, group_of("a", 0))
         buffer.take(1, 0)
     with pytest.raises(InvariantError, match="group of b"):
-        buffer.put(Item("c", 0), 0, group_of("b", 0))
-    assert buffer.put(Item("a", 1), 0, group_of("a", 0)) == "kept", "another visit is another item"
+        buffer.put(Visit("c", 0), 0, group_of("b", 0))
+    assert buffer.put(Visit("a", 1), 0, group_of("a", 0)) == "kept", "another visit is another item"
 
 
 def test_nothing_comes_after_the_end() -> None:
     buffer = make()
     buffer.mark_done()
     with pytest.raises(InvariantError, match="after mark_done"):
-        buffer.put(Item("a", 0), 0, group_of("a", 0))
+        buffer.put(Visit("a", 0), 0, group_of("a", 0))
 
 
-@pytest.mark.parametrize("items", [[Item("a", 0), Item("a", 0)], [Item("a", 0), Item("z", 0)]])
-def test_a_wrong_settlement_changes_nothing(items: list[Item]) -> None:
+@pytest.mark.parametrize("items", [[Visit("a", 0), Visit("a", 0)], [Visit("a", 0), Visit("z", 0)]])
+def test_a_wrong_settlement_changes_nothing(items: list[Visit]) -> None:
     buffer = make()
     fill(buffer, "ab")
     buffer.take(2, 0)
@@ -387,7 +388,7 @@ def test_a_wrong_settlement_changes_nothing(items: list[Item]) -> None:
     with pytest.raises(InvariantError):
         buffer.settle(items, "used")
     with pytest.raises(ConfigError, match="lost"):
-        buffer.settle([Item("a", 0)], "lost")  # type: ignore[arg-type]
+        buffer.settle([Visit("a", 0)], "lost")  # type: ignore[arg-type]
     assert buffer.tally() == before
 
 
@@ -398,9 +399,9 @@ def test_a_wait_in_vain_names_what_it_waited_for() -> None:
     buffer = make(max_size=3)
     fill(buffer, "abc", version=4)
     with pytest.raises(StalledError, match=r"room for d#0: 3 wait, 0 are in hand"):
-        buffer.put(Item("d", 0), 4, group_of("d", 4), wait_s=0.01)
+        buffer.put(Visit("d", 0), 4, group_of("d", 4), wait_s=0.01)
     buffer.take(2, 5)
-    buffer.settle([Item("a", 0), Item("b", 0)], "used")
+    buffer.settle([Visit("a", 0), Visit("b", 0)], "used")
     with pytest.raises(StalledError, match=r"2 groups: 1 wait, 0 are in hand.* version 5"):
         buffer.take(2, 5, wait_s=0.01)
     assert buffer.tally().waiting == 1, "what was there still is"
@@ -409,7 +410,7 @@ def test_a_wait_in_vain_names_what_it_waited_for() -> None:
 def test_who_waits_for_room_gets_it_when_a_batch_is_settled() -> None:
     buffer = Watched(max_size=1)
     (a,) = fill(buffer, "a")
-    result = in_thread(lambda: buffer.put(Item("b", 0), 0, group_of("b", 0), wait_s=LONG_S))
+    result = in_thread(lambda: buffer.put(Visit("b", 0), 0, group_of("b", 0), wait_s=LONG_S))
     buffer.waits.acquire()
     buffer.take(1, 0)
     buffer.settle([a], "used")
@@ -428,7 +429,7 @@ def test_the_end_wakes_the_one_who_waits() -> None:
 def test_the_end_is_told_to_a_producer_that_waits_for_room() -> None:
     buffer = Watched(max_size=1)
     fill(buffer, "a")
-    result = in_thread(lambda: buffer.put(Item("b", 0), 0, group_of("b", 0), wait_s=LONG_S))
+    result = in_thread(lambda: buffer.put(Visit("b", 0), 0, group_of("b", 0), wait_s=LONG_S))
     buffer.waits.acquire()
     buffer.mark_done()
     assert isinstance(result(), InvariantError)
@@ -442,8 +443,8 @@ class Epoch:
 
     def __init__(self, items: int, batch: int, *, workers: int, patience_s: float = LONG_S, **keys: int) -> None:
         self.ledger = Ledger.open(Journal(ForgetfulFile(random.Random(0), Header(bytes(16)).pack())))
-        self.ledger.plan(Item(f"t{i}", 0) for i in range(items))
-        self.books = threading.Condition()
+        self.ledger.plan(Visit(f"t{i}", 0) for i in range(items))
+        self.queue = threading.Condition()
         self.buffer = GroupBuffer(**{"max_size": 2 * batch, "max_staleness": 1} | keys)
         self.batch, self.patience_s, self.version, self.stopped = batch, patience_s, 0, False
         self.oldest_trained = 0
@@ -451,20 +452,20 @@ class Epoch:
 
     def work(self, dice: random.Random) -> None:
         while True:
-            with self.books:
-                self.books.wait_for(lambda: self.stopped or self.ledger.pending, LONG_S)
+            with self.queue:
+                self.queue.wait_for(lambda: self.stopped or self.ledger.pending, LONG_S)
                 if self.stopped:
                     return
                 version = max(0, self.version - dice.choice([0, 0, 1]))
                 (lease,) = self.ledger.lease(1, holder="w")
             group = group_of(lease.item.task, version)
-            with self.books:
+            with self.queue:
                 assert self.ledger.complete([lease]) == ["accepted"]
             self.buffer.put(lease.item, version, group, wait_s=LONG_S)
             self.announce_the_end()
 
     def announce_the_end(self) -> None:
-        with self.books:
+        with self.queue:
             self.buffer.end_if_all_is_in(self.ledger.balance())
 
     def train(self) -> None:
@@ -475,23 +476,23 @@ class Epoch:
                     self.step(taken)
                 self.announce_the_end()
         finally:
-            with self.books:
+            with self.queue:
                 self.stopped = True
-                self.books.notify_all()
+                self.queue.notify_all()
         assert [result() for result in self.workers] == [None] * len(self.workers)
 
-    def step(self, taken: Taken) -> None:
+    def step(self, taken: BufferedBatch) -> None:
         self.oldest_trained = max(self.oldest_trained, *(self.version - w.version for w in taken.batch))
         self.buffer.settle([w.item for w in taken.batch], "used")
-        with self.books:
+        with self.queue:
             self.version += 1
             self.ledger.trained(self.version, [w.item for w in taken.batch if w.read == 0])
 
-    def give_back(self, aged: Aged) -> None:
+    def give_back(self, aged: StaleGroups) -> None:
         if aged.back:
-            with self.books:
+            with self.queue:
                 self.ledger.requeue(aged.back, "stale")
-                self.books.notify_all()
+                self.queue.notify_all()
 
 
 @pytest.mark.parametrize(
@@ -526,12 +527,12 @@ def test_planted_wait_for_what_is_in_ones_own_hand_is_a_named_stall(monkeypatch:
 
 def test_what_is_delivered_and_not_yet_here_is_waited_for() -> None:
     delivered = Balance(planned=2, pending=0, leased=2, delivered=2, trained=0, dropped={})
-    assert not all_is_in(delivered, Tally(put=1, waiting=1, unread=1))
-    assert all_is_in(delivered, Tally(put=2, waiting=1, in_hand=1, unread=2))
+    assert not all_is_in(delivered, BufferCounts(put=1, waiting=1, unread=1))
+    assert all_is_in(delivered, BufferCounts(put=2, waiting=1, in_hand=1, unread=2))
     played = Balance(planned=2, pending=0, leased=2, delivered=1, trained=0, dropped={})
-    assert not all_is_in(played, Tally(put=1, waiting=1, unread=1))
+    assert not all_is_in(played, BufferCounts(put=1, waiting=1, unread=1))
     read_before = Balance(planned=2, pending=0, leased=1, delivered=1, trained=1, dropped={})
-    assert all_is_in(read_before, Tally(put=2, waiting=2, unread=1))
+    assert all_is_in(read_before, BufferCounts(put=2, waiting=2, unread=1))
 
 
 def test_what_ages_between_the_count_and_the_end_keeps_the_end_away() -> None:
@@ -550,8 +551,8 @@ def test_what_ages_after_the_end_takes_the_end_back() -> None:
     fill(buffer, "ab")
     buffer.mark_done()
     taken = buffer.take(3, 2)
-    assert taken == Taken((), Aged(back=(Item("a", 0), Item("b", 0))), 2)
+    assert taken == BufferedBatch((), StaleGroups(back=(Visit("a", 0), Visit("b", 0))), 2)
     fill(buffer, "ab", version=2)
-    assert buffer.take(3, 2) == Taken((), Aged(), 2), "played again, and no longer the end"
+    assert buffer.take(3, 2) == BufferedBatch((), StaleGroups(), 2), "played again, and no longer the end"
     buffer.mark_done()
     assert names(buffer.take(3, 2)) == "ab"

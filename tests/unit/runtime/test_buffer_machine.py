@@ -25,15 +25,15 @@ from hypothesis.stateful import (
 
 from surefoot.errors import InvariantError
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.runtime.buffer import Aged, GroupBuffer, Taken, Tally
-from surefoot.store.ledger_records import Item
+from surefoot.runtime.buffer import BufferCounts, BufferedBatch, GroupBuffer, StaleGroups
+from surefoot.storage.ledger_records import Visit
 
 TASKS = {name: Task(id=name, prompt="?") for name in ("a", "b c/ü")}
 EVERYTHING = set(range(10))
 VERSIONS = st.sampled_from([0, 0, 1, 2])
 
 
-def group_of(item: Item, version: int) -> Group:
+def group_of(item: Visit, version: int) -> Group:
     turns = (Turn((1,), (2, 3), (-0.5, -0.1), version + 1), Turn((1,), (4,), (-0.25,), version))
     return Group(TASKS[item.task], str(item), (Rollout(item.task, str(item), 0, turns, 1.0),))
 
@@ -42,7 +42,7 @@ def group_of(item: Item, version: int) -> Group:
 class Entry:
     """One group as the model sees it."""
 
-    item: Item
+    item: Visit
     version: int
     left: int
     read: int = 0
@@ -69,7 +69,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(behind=st.lists(VERSIONS, min_size=1, max_size=4), task=st.sampled_from(sorted(TASKS)))
     def put(self, behind: list[int], task: str) -> None:
         for versions in behind:
-            item, version = Item(task, self.count), max(0, self.version + 1 - versions)
+            item, version = Visit(task, self.count), max(0, self.version + 1 - versions)
             said = self.buffer.put(item, version, group_of(item, version))
             assert said == ("kept" if len(self.waiting) + len(self.hand) < self.size else "full")
             if said == "kept":
@@ -91,11 +91,11 @@ class BufferMachine(RuleBasedStateMachine):
         if at_the_end:
             assert taken is None
             return
-        assert isinstance(taken, Taken)
+        assert isinstance(taken, BufferedBatch)
         assert taken.aged == aged
         self.check_batch(n, taken)
 
-    def check_batch(self, n: int, taken: Taken) -> None:
+    def check_batch(self, n: int, taken: BufferedBatch) -> None:
         whole = len(self.waiting) >= n
         size = n if whole else len(self.waiting) if self.done else 0
         batch, self.waiting = self.waiting[:size], self.waiting[size:]
@@ -155,7 +155,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule()
     def misuse(self) -> None:
         """Everything that is not allowed now is refused, and changes nothing: the invariant looks afterwards."""
-        stranger = Item("a", 10**9)
+        stranger = Visit("a", 10**9)
         with pytest.raises(InvariantError, match="not in hand"):
             self.buffer.settle([*(entry.item for entry in self.hand), stranger], "used")
         with pytest.raises(InvariantError, match="can never be here"):
@@ -188,7 +188,7 @@ class BufferMachine(RuleBasedStateMachine):
         """What one take may ask for."""
         return self.size - len(self.hand)
 
-    def age(self, entries: list[Entry]) -> Aged:
+    def age(self, entries: list[Entry]) -> StaleGroups:
         """Take out what is too old; an end that was announced is none when something has to be played again."""
         old = [entry for entry in entries if entry.version < self.version - self.staleness]
         for entry in old:
@@ -198,10 +198,10 @@ class BufferMachine(RuleBasedStateMachine):
         self.done = self.done and not aged.back
         return aged
 
-    def expected(self) -> Tally:
+    def expected(self) -> BufferCounts:
         left = self.waiting + self.hand
         versions = sorted({entry.version for entry in left})
-        return Tally(
+        return BufferCounts(
             put=self.brought, **self.over, waiting=len(self.waiting), in_hand=len(self.hand), reads=self.trainings,
             unread=sum(entry.read == 0 for entry in left),
             versions={version: sum(entry.version == version for entry in left) for version in versions},
@@ -216,9 +216,9 @@ class BufferMachine(RuleBasedStateMachine):
             assert self.buffer.version == self.version
 
 
-def returned(entries: list[Entry]) -> Aged:
+def returned(entries: list[Entry]) -> StaleGroups:
     """Who goes back to the queue, and who has been trained on."""
-    return Aged(tuple(e.item for e in entries if not e.read), tuple(e.item for e in entries if e.read))
+    return StaleGroups(tuple(e.item for e in entries if not e.read), tuple(e.item for e in entries if e.read))
 
 
 TestBufferMachine = BufferMachine.TestCase
@@ -277,15 +277,15 @@ def test_seeded_walks_agree_with_the_model() -> None:
 class LooksOnlyWhenPopped(GroupBuffer):
     """Planted: what is in hand is never looked at again, however far the version moves."""
 
-    def recheck(self, version: int) -> Aged:
+    def recheck(self, version: int) -> StaleGroups:
         self.advance(version)
-        return Aged()
+        return StaleGroups()
 
 
 class DropsThePartialBatch(GroupBuffer):
     """Planted: at the end of an epoch, fewer than a batch are thrown away."""
 
-    def take(self, n: int, version: int, *, wait_s: float = 0.0) -> Taken | None:
+    def take(self, n: int, version: int, *, wait_s: float = 0.0) -> BufferedBatch | None:
         taken = super().take(n, version, wait_s=wait_s)
         if taken is not None and taken.partial:
             for entry in taken.batch:
@@ -297,7 +297,7 @@ class DropsThePartialBatch(GroupBuffer):
 class LeaksOverTheEpoch(GroupBuffer):
     """Planted: one counter goes on counting."""
 
-    def new_epoch(self) -> tuple[Tally, Aged]:
+    def new_epoch(self) -> tuple[BufferCounts, StaleGroups]:
         reads = self._reads
         ended = super().new_epoch()
         self._reads = reads

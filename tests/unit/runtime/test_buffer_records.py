@@ -12,8 +12,8 @@ import pytest
 
 from surefoot.errors import InvariantError, StateError
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.runtime.buffer import Aged, GroupBuffer, Taken, Tally
-from surefoot.store.ledger_records import Item
+from surefoot.runtime.buffer import BufferCounts, BufferedBatch, GroupBuffer, StaleGroups
+from surefoot.storage.ledger_records import Visit
 
 TASKS = {name: Task(id=name, prompt="?") for name in "abcd"}
 
@@ -23,14 +23,14 @@ def group_of(task: str, version: int) -> Group:
     return Group(Task(id=task, prompt="?"), "g", rollouts)
 
 
-def fill(buffer: GroupBuffer, names: str, version: int = 0) -> list[Item]:
+def fill(buffer: GroupBuffer, names: str, version: int = 0) -> list[Visit]:
     """One group per letter."""
-    items = [Item(name, 0) for name in names]
+    items = [Visit(name, 0) for name in names]
     assert [buffer.put(item, version, group_of(item.task, version)) for item in items] == ["kept"] * len(items)
     return items
 
 
-def names(taken: Taken | None) -> str:
+def names(taken: BufferedBatch | None) -> str:
     assert taken is not None, "the epoch has ended"
     return "".join(entry.item.task for entry in taken.batch)
 
@@ -51,8 +51,8 @@ def in_use() -> GroupBuffer:
 def test_a_state_is_json_and_comes_back_with_what_was_in_hand_in_front() -> None:
     state = json.loads(json.dumps(in_use().state_dict()))
     again = make(max_reads=2, max_staleness=3)
-    assert again.load_state_dict(state, TASKS, 3) == Aged()
-    assert again.tally() == Tally(put=4, waiting=4, reads=1, unread=3, versions={1: 2, 3: 2})
+    assert again.load_state_dict(state, TASKS, 3) == StaleGroups()
+    assert again.tally() == BufferCounts(put=4, waiting=4, reads=1, unread=3, versions={1: 2, 3: 2})
     taken = again.take(4, 3)
     assert names(taken) == "bcda"
     assert taken is not None
@@ -62,9 +62,9 @@ def test_a_state_is_json_and_comes_back_with_what_was_in_hand_in_front() -> None
 def test_what_is_stale_after_a_restart_is_returned_and_a_smaller_buffer_keeps_all() -> None:
     state = in_use().state_dict()
     later = make(max_reads=2, max_staleness=3, max_size=1)
-    assert later.load_state_dict(state, TASKS, 5) == Aged(back=(Item("b", 0),), spent=(Item("a", 0),))
+    assert later.load_state_dict(state, TASKS, 5) == StaleGroups(back=(Visit("b", 0),), spent=(Visit("a", 0),))
     assert (later.tally().wasted, later.tally().used, later.tally().left) == (1, 1, 2)
-    assert later.put(Item("b", 0), 5, group_of("b", 5)) == "full"
+    assert later.put(Visit("b", 0), 5, group_of("b", 5)) == "full"
     assert names(later.take(1, 5)) == "c"
 
 
@@ -102,7 +102,7 @@ def test_a_refused_state_leaves_the_buffer_as_it_was_and_one_in_use_takes_none()
     buffer = make(max_reads=2)
     with pytest.raises(StateError):
         buffer.load_state_dict(in_use().state_dict() | {"put": 5}, TASKS, 3)
-    assert buffer.tally() == Tally()
+    assert buffer.tally() == BufferCounts()
     fill(buffer, "a")
     with pytest.raises(InvariantError, match="in use"):
         buffer.load_state_dict(in_use().state_dict(), TASKS, 3)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.buffer import GroupBuffer
-from surefoot.store.ledger_records import Item
+from surefoot.storage.ledger_records import Visit
 
 
 def put(buffer: GroupBuffer, name: str, version: int) -> None:
     turn = Turn((1,), (2,), (-0.1,), version)
-    buffer.put(Item(name, 0), version, Group(Task(name, "?"), name, (Rollout(name, name, 0, (turn,), 1.0),)))
+    buffer.put(Visit(name, 0), version, Group(Task(name, "?"), name, (Rollout(name, name, 0, (turn,), 1.0),)))
 
 
 def taken(buffer: GroupBuffer, n: int, version: int) -> list[str]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from surefoot.data import mixture
-from surefoot.data.mixture import MOST, Mixture, metric_words, mixture_of, refuse_unknown
+from surefoot.data import tasks as mixture
+from surefoot.data.tasks import MOST, Mixture, metric_words, mixture_of, refuse_unknown
 from surefoot.errors import ConfigError, RewardError
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.runtime.dataset_check import LEAST, check_datasets
+from surefoot.runtime.base import LEAST, check_datasets
 
 Reward = Callable[[str, int], float | None]
 

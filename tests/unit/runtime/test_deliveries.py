@@ -14,139 +14,137 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_kit import SAMPLING, Box, Graders, Kit, call, codec, speaker
 
-from surefoot.envs.tools import ToolEnvironment, ToolLimits
 from surefoot.errors import InvariantError, StateError
-from surefoot.protocols import Assignment, Request
+from surefoot.protocols import Request, StepBatch
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.runtime.books import RunBooks
-from surefoot.runtime.deliveries import Deliveries
-from surefoot.runtime.fleet_players import FleetPlayers
-from surefoot.runtime.fleet_thread import FleetThread
-from surefoot.runtime.orders import Order, Played, Sampling
+from surefoot.runtime.replica_pool import PoolBatchRunner
+from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.rollout import RolloutCollector
-from surefoot.runtime.side_thread import SideThread
-from surefoot.store.batches import BatchLog
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Ledger
-from surefoot.store.ledger_records import Leased
+from surefoot.runtime.task_queue import BackgroundGroupWriter, DurableTaskQueue
+from surefoot.runtime.threads import BackgroundThread, EventLoopThread
+from surefoot.storage.batches import BatchLog
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Ledger
+from surefoot.storage.ledger_records import Leased
+from surefoot.tools.session import ToolEnvironment, ToolLimits
 
 TASKS = [Task(id=f"t{i}", prompt=f"{i}?") for i in range(9)]
 
 
-def open_books(folder: Path) -> RunBooks:
+def open_books(folder: Path) -> DurableTaskQueue:
     path = folder / "ledger.journal"
     journal = Journal.open(path) if path.exists() else Journal.create(path)
-    return RunBooks(Ledger.open(journal), BatchLog(folder), TASKS, seed=3)
+    return DurableTaskQueue(Ledger.open(journal), BatchLog(folder), TASKS, seed=3)
 
 
-def group(batch: Assignment, place: int, reward: float | None = 1.0, life: int = 0) -> Group:
+def group(batch: StepBatch, place: int, reward: float | None = 1.0, life: int = 0) -> Group:
     turn, name = Turn((1,), (2, life), (-0.1, -0.2), 0), f"train/{batch.step}/{place}"
     return Group(batch.tasks[place], name, (Rollout(batch.tasks[place].id, name, 0, (turn,), reward),))
 
 
-def play(books: RunBooks, batch: Assignment, places: Sequence[int], life: int = 0) -> None:
-    with books.delivering(batch) as finished:
+def play(queue: DurableTaskQueue, batch: StepBatch, places: Sequence[int], life: int = 0) -> None:
+    with queue.recording(batch) as finished:
         for place in places:
             finished(place, group(batch, place, life=life))
 
 
-def finish(books: RunBooks, batch: Assignment) -> list[Group]:
+def finish(queue: DurableTaskQueue, batch: StepBatch) -> list[Group]:
     missing = [place for place in range(len(batch.tasks)) if place not in batch.played]
-    play(books, batch, missing, life=9)
+    play(queue, batch, missing, life=9)
     groups = {**batch.played, **{place: group(batch, place, life=9) for place in missing}}
-    books.keep(batch, [groups[place] for place in range(len(batch.tasks))])
-    books.settle(batch, batch.step, [None] * len(batch.tasks))
+    queue.record_rollouts(batch, [groups[place] for place in range(len(batch.tasks))])
+    queue.close_batch(batch, batch.step, [None] * len(batch.tasks))
     return [groups[place] for place in range(len(batch.tasks))]
 
 
 @pytest.mark.parametrize("places", [[0], [3], [1, 2], [3, 0], [2, 0, 1, 3]])
 def test_graded_groups_come_back_in_their_places_and_are_not_played_again(tmp_path: Path, places: list[int]) -> None:
     first = open_books(tmp_path)
-    batch = first.draw(1, 4)
+    batch = first.next_batch(1, 4)
     play(first, batch, places)
-    books = open_books(tmp_path)
-    assert books.balance().delivered == len(places), "the account shows them after the kill"
-    again = books.draw(1, 4)
+    queue = open_books(tmp_path)
+    assert queue.balance().delivered == len(places), "the account shows them after the kill"
+    again = queue.next_batch(1, 4)
     assert (again.tasks, again.groups) == (batch.tasks, None)
     assert again.played == {place: group(batch, place) for place in places}
-    finish(books, again)
+    finish(queue, again)
     kept = open_books(tmp_path)
     assert kept.batches.find(1) is not None
     assert [g.task for g in kept.batches.load(1, {t.id: t for t in TASKS})] == list(batch.tasks)
-    assert kept.draw(2, 4).played == {}
+    assert kept.next_batch(2, 4).played == {}
 
 
 def test_a_group_that_the_ledger_has_not_heard_of_is_taken_over(tmp_path: Path) -> None:
     """The driver died between "on the disk" and "delivered"."""
     first = open_books(tmp_path)
-    batch = first.draw(1, 3)
+    batch = first.next_batch(1, 3)
     first.ledger.complete = lambda leases, durable=True: ["accepted"] * len(leases)  # type: ignore[assignment, method-assign]
     play(first, batch, [1])
-    books = open_books(tmp_path)
-    assert books.balance().delivered == 0
-    again = books.draw(1, 3)
+    queue = open_books(tmp_path)
+    assert queue.balance().delivered == 0
+    again = queue.next_batch(1, 3)
     assert sorted(again.played) == [1]
     assert again.tasks == batch.tasks
-    assert books.balance().delivered == 1
-    finish(books, again)
+    assert queue.balance().delivered == 1
+    finish(queue, again)
 
 
 def test_groups_of_earlier_draws_stay_when_a_batch_is_drawn_in_several_pieces(tmp_path: Path) -> None:
     first = open_books(tmp_path)
-    batch = first.draw(1, 3)
+    batch = first.next_batch(1, 3)
     play(first, batch, [0, 1, 2])
-    more = first.draw_more(batch, 3)
+    more = first.extend_batch(batch, 3)
     play(first, more, [4])
-    books = open_books(tmp_path)
-    again = books.draw(1, 3)
+    queue = open_books(tmp_path)
+    again = queue.next_batch(1, 3)
     assert (again.tasks, sorted(again.played)) == (batch.tasks, [0, 1, 2])
-    again = books.draw_more(again, 3)
+    again = queue.extend_batch(again, 3)
     assert (again.tasks, sorted(again.played)) == (more.tasks, [0, 1, 2, 4])
-    finish(books, again)
-    assert books.balance().lost == 0
+    finish(queue, again)
+    assert queue.balance().lost == 0
 
 
 def test_what_got_no_verdict_is_played_again_and_the_rest_stays(tmp_path: Path) -> None:
     first = open_books(tmp_path)
-    batch = first.draw(1, 4)
-    with first.delivering(batch) as finished:
+    batch = first.next_batch(1, 4)
+    with first.recording(batch) as finished:
         finished(0, group(batch, 0))
         finished(2, group(batch, 2, reward=None))
     first.give_back(batch, unless=lambda g: None not in g.rewards)
-    books = open_books(tmp_path)
-    again = books.draw(1, 4)
+    queue = open_books(tmp_path)
+    again = queue.next_batch(1, 4)
     assert again.tasks == batch.tasks, "every task has its place again"
     assert sorted(again.played) == [0]
-    finish(books, again)
-    assert books.balance().lost == 0
+    finish(queue, again)
+    assert queue.balance().lost == 0
 
 
 def test_a_group_that_the_ledger_knows_and_the_disk_does_not_is_refused(tmp_path: Path) -> None:
     first = open_books(tmp_path)
-    play(first, first.draw(1, 2), [0])
+    play(first, first.next_batch(1, 2), [0])
     (tmp_path / "batches_0.journal").unlink()
     with pytest.raises(StateError, match=r"disagree about step 1: .* was delivered, and its group is not"):
-        open_books(tmp_path).draw(1, 2)
+        open_books(tmp_path).next_batch(1, 2)
 
 
 def test_a_seat_that_the_queue_gives_to_another_is_refused(tmp_path: Path) -> None:
     first = open_books(tmp_path)
-    batch = first.draw(1, 3)
+    batch = first.next_batch(1, 3)
     first.ledger.complete = lambda leases, durable=True: ["accepted"] * len(leases)  # type: ignore[assignment, method-assign]
     play(first, batch, [0])
-    books = open_books(tmp_path)
-    books.ledger.drop([books.batches.seated(1)[0]], "somebody else")
+    queue = open_books(tmp_path)
+    queue.ledger.drop([queue.batches.seated(1)[0]], "somebody else")
     with pytest.raises(StateError, match="disagree about step 1: the queue gives"):
-        books.draw(1, 3)
+        queue.next_batch(1, 3)
 
 
 def test_results_of_a_driver_that_was_replaced_are_not_written(tmp_path: Path) -> None:
-    books = open_books(tmp_path)
-    batch = books.draw(1, 2)
-    books.ledger.requeue([i for i, s in books.ledger.items().items() if isinstance(s, Leased)], "expired")
+    queue = open_books(tmp_path)
+    batch = queue.next_batch(1, 2)
+    queue.ledger.requeue([i for i, s in queue.ledger.items().items() if isinstance(s, Leased)], "expired")
     with pytest.raises(InvariantError, match="1 results are late"):
-        play(books, batch, [1])
-    assert books.batches.delivered() == []
+        play(queue, batch, [1])
+    assert queue.batches.delivered() == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -158,23 +156,23 @@ def test_over_any_interruptions_a_batch_is_what_it_would_have_been(
     folder = tmp_path_factory.mktemp("lives")
     whole = open_books(tmp_path_factory.mktemp("whole"))
     for step in range(1, 4):
-        wanted = [g.task for g in finish(whole, whole.draw(step, n))]
+        wanted = [g.task for g in finish(whole, whole.next_batch(step, n))]
         lives: dict[int, int] = {}
         for life in range(data.draw(st.integers(0, 3))):
-            books = open_books(folder)
-            batch = books.draw(step, n)
+            queue = open_books(folder)
+            batch = queue.next_batch(step, n)
             places = data.draw(
                 st.lists(st.sampled_from([p for p in range(n) if p not in batch.played] or [0]), unique=True)
             )
             places = [place for place in places if place not in batch.played]
-            play(books, batch, places, life)
+            play(queue, batch, places, life)
             lives |= {place: life for place in places if place not in lives}
-        books = open_books(folder)
-        batch = books.draw(step, n)
-        groups = finish(books, batch)
+        queue = open_books(folder)
+        batch = queue.next_batch(step, n)
+        groups = finish(queue, batch)
         assert [g.task for g in groups] == wanted
         assert [g.rollouts[0].turns[0].completion_ids[1] for g in groups] == [lives.get(p, 9) for p in range(n)]
-        books.balance()
+        queue.balance()
 
 
 # -- the thread beside ----------------------------------------------------------------------------
@@ -189,7 +187,7 @@ def test_what_comes_while_the_disk_is_busy_is_written_together() -> None:
         written.append(sorted(groups))
 
     one = Group(TASKS[0], "g", (Rollout("t0", "g", 0, (), failure="lost"),))
-    with Deliveries(keep) as finished:
+    with BackgroundGroupWriter(keep) as finished:
         finished(0, one)
         assert busy.wait(10)
         for place in (3, 1, 2):
@@ -202,7 +200,7 @@ def test_what_comes_while_the_disk_is_busy_is_written_together() -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_what_was_graded_is_written_however_the_block_ends_and_nothing_later(error: type[BaseException]) -> None:
     written: list[int] = []
-    deliveries = Deliveries(lambda groups: (time.sleep(0.05), written.extend(groups))[0])
+    deliveries = BackgroundGroupWriter(lambda groups: (time.sleep(0.05), written.extend(groups))[0])
     one = Group(TASKS[0], "g", (Rollout("t0", "g", 0, (), failure="lost"),))
 
     def interrupted() -> None:
@@ -226,7 +224,7 @@ def test_a_disk_that_refuses_is_heard_by_the_next_group_or_at_the_end() -> None:
     one = Group(TASKS[0], "g", (Rollout("t0", "g", 0, (), failure="lost"),))
 
     def play(groups: int) -> None:
-        with Deliveries(refuse) as finished:
+        with BackgroundGroupWriter(refuse) as finished:
             for place in range(groups):
                 finished(place, one)
                 time.sleep(0.01 if groups > 1 else 0.0)
@@ -245,7 +243,7 @@ def test_abandoned_work_is_not_begun_and_not_waited_for() -> None:
         go_on.wait(10)
         done.extend(items)
 
-    side = SideThread(work, "test")
+    side = BackgroundThread(work, "test")
     side.put(1)
     assert began.wait(10)
     side.put(2)
@@ -265,16 +263,16 @@ def test_a_fleet_tells_of_every_group_when_it_comes_not_when_all_are_there() -> 
     class Fleet:
         complaints: tuple[str, ...] = ()
 
-        async def play(self, order: Order) -> Played:
+        async def play(self, order: RolloutRequest) -> RolloutResult:
             if order.position == 4:
                 while len(told) < 2:
                     await asyncio.sleep(0.005)
             rollout = Rollout(order.task.id, order.group, 0, (), failure="lost")
-            return Played(Group(order.task, order.group, (rollout,)), (None,))
+            return RolloutResult(Group(order.task, order.group, (rollout,)), (None,))
 
-    thread = FleetThread()
+    thread = EventLoopThread()
     try:
-        players = FleetPlayers(Fleet(), thread, None, {task.id: (1,) for task in TASKS})  # type: ignore[arg-type]
+        players = PoolBatchRunner(Fleet(), thread, None, {task.id: (1,) for task in TASKS})  # type: ignore[arg-type]
         played = players.play(
             TASKS[:3], Sampling(1, 1.0, 4, 8), purpose="train", step=7, positions=[4, 1, 6],
             finished=lambda place, one: told.append((place, one.id)),

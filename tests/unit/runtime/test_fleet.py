@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.errors import EngineError, FleetError, ModelError, RewardError, StalledError
-from surefoot.runtime.fleet import Fleet
-from surefoot.runtime.fleet_keeper import Keeper
-from surefoot.runtime.fleet_members import MemberLostError, Post, Report
-from surefoot.runtime.orders import Order
+from surefoot.runtime.replica_pool import ReplicaPool
+from surefoot.runtime.replicas import ReplicaLostError, ReplicaSlot, ReplicaSupervisor, RolloutReport
+from surefoot.runtime.requests import RolloutRequest
 
 
-def idle(fleet: Fleet) -> bool:
+def idle(fleet: ReplicaPool) -> bool:
     return not any((*fleet.engine_router.loads, *fleet.worker_router.loads)) and fleet.engine_router.waiting == 0
 
 
@@ -80,11 +79,11 @@ def test_a_member_that_falls_silent_is_ended_and_replaced(kind: str) -> None:
         fleet = await fleet_of(transport, engines=1, workers=1, limits=replace(QUICK, silence_s=0.05))
         stopped = getattr(transport, kind)[0]
 
-        async def act(worker: FakeWorker, asked: Order, engine: FakeEngine, attempt: int) -> Report:
+        async def act(worker: FakeWorker, asked: RolloutRequest, engine: FakeEngine, attempt: int) -> RolloutReport:
             if stopped in (worker, engine):
                 stopped.silent = True
                 await asyncio.Event().wait()
-            return Report(asked.group, attempt, played(asked))
+            return RolloutReport(asked.group, attempt, played(asked))
 
         transport.act = act
         found = await fleet.play(order())
@@ -104,14 +103,14 @@ def test_what_a_lost_worker_says_late_is_not_taken() -> None:
         late, forged = asyncio.Event(), replace(order(), step=99)
         stopped = transport.workers[0]
 
-        async def act(worker: FakeWorker, asked: Order, engine: FakeEngine, attempt: int) -> Report:
+        async def act(worker: FakeWorker, asked: RolloutRequest, engine: FakeEngine, attempt: int) -> RolloutReport:
             if worker is stopped:
                 stopped.silent = True
                 await late.wait()
-                return Report(asked.group, attempt, played(forged))
+                return RolloutReport(asked.group, attempt, played(forged))
             late.set()
             await asyncio.sleep(0.01)
-            return Report(asked.group, attempt, played(asked))
+            return RolloutReport(asked.group, attempt, played(asked))
 
         transport.act = act
         found = await fleet.play(order())
@@ -124,7 +123,7 @@ def test_what_a_lost_worker_says_late_is_not_taken() -> None:
 
 def test_news_of_an_earlier_life_do_not_end_its_successor() -> None:
     async def scenario(transport: FakeTransport) -> None:
-        post: Post[Any] = Post("engine", 0)
+        post: ReplicaSlot[Any] = ReplicaSlot("engine", 0)
         post.begin()
         first = post.gone
         post.lose("it died")
@@ -141,8 +140,8 @@ def test_a_report_of_another_attempt_or_group_is_fenced(wrong: dict[str, Any]) -
     async def scenario(transport: FakeTransport) -> None:
         fleet = await fleet_of(transport, engines=1, workers=1)
 
-        async def act(worker: FakeWorker, asked: Order, engine: FakeEngine, attempt: int) -> Report:
-            report = Report(asked.group, attempt, played(asked))
+        async def act(worker: FakeWorker, asked: RolloutRequest, engine: FakeEngine, attempt: int) -> RolloutReport:
+            report = RolloutReport(asked.group, attempt, played(asked))
             return replace(report, **wrong) if len(transport.tries) == 1 else report
 
         transport.act = act
@@ -173,18 +172,18 @@ def test_a_crash_loop_ends_with_the_name_the_cause_and_the_last_lines() -> None:
 
 
 def test_only_the_last_fifty_lines_are_shown() -> None:
-    from surefoot.runtime.fleet_members import exhausted
+    from surefoot.runtime.replicas import restarts_exhausted
 
-    said = str(exhausted("worker 0", 1, "it died", "\n".join(f"line {n}" for n in range(200))))
+    said = str(restarts_exhausted("worker 0", 1, "it died", "\n".join(f"line {n}" for n in range(200))))
     assert "line 150" in said
     assert "line 149" not in said
 
 
 def test_a_crash_loop_backs_off_and_the_first_loss_does_not() -> None:
     async def scenario(transport: FakeTransport) -> None:
-        post: Post[Any] = Post("engine", 0)
+        post: ReplicaSlot[Any] = ReplicaSlot("engine", 0)
         limits = replace(QUICK, backoff_s=0.25, longest_backoff_s=1.0)
-        keeper = Keeper(post, limits, transport.start_engine, *([None] * 4))  # type: ignore[arg-type,list-item]
+        keeper = ReplicaSupervisor(post, limits, transport.start_engine, *([None] * 4))  # type: ignore[arg-type,list-item]
         pauses = []
         for losses in range(1, 6):
             post.in_a_row = losses
@@ -287,7 +286,7 @@ def test_an_error_of_the_play_itself_is_the_callers() -> None:
     async def scenario(transport: FakeTransport) -> None:
         fleet = await fleet_of(transport)
 
-        async def act(worker: FakeWorker, asked: Order, engine: FakeEngine, attempt: int) -> Report:
+        async def act(worker: FakeWorker, asked: RolloutRequest, engine: FakeEngine, attempt: int) -> RolloutReport:
             raise RewardError("reward score returned 3 numbers", "siblings", "return one each")
 
         transport.act = act
@@ -304,10 +303,10 @@ def test_one_hung_play_is_done_again_and_holds_up_nobody() -> None:
     async def scenario(transport: FakeTransport) -> None:
         fleet = await fleet_of(transport, limits=replace(QUICK, rollout_timeout_s=0.05))
 
-        async def act(worker: FakeWorker, asked: Order, engine: FakeEngine, attempt: int) -> Report:
+        async def act(worker: FakeWorker, asked: RolloutRequest, engine: FakeEngine, attempt: int) -> RolloutReport:
             if asked.position == 0 and attempt == 1:
                 await asyncio.Event().wait()
-            return Report(asked.group, attempt, played(asked))
+            return RolloutReport(asked.group, attempt, played(asked))
 
         transport.act = act
         found = await asyncio.gather(*(fleet.play(order(n)) for n in range(8)))
@@ -335,11 +334,11 @@ def test_a_task_that_takes_its_worker_with_it_every_time_ends_the_run_by_name() 
     async def scenario(transport: FakeTransport) -> None:
         fleet = await fleet_of(transport, engines=2, workers=2)
 
-        async def act(worker: FakeWorker, asked: Order, engine: FakeEngine, attempt: int) -> Report:
+        async def act(worker: FakeWorker, asked: RolloutRequest, engine: FakeEngine, attempt: int) -> RolloutReport:
             if asked.position == 6:
                 worker.die()
                 await asyncio.Event().wait()
-            return Report(asked.group, attempt, played(asked))
+            return RolloutReport(asked.group, attempt, played(asked))
 
         transport.act = act
 
@@ -368,7 +367,7 @@ async def spread_to(members: Any, version: int) -> dict[str, float]:
     return {"sync/replicas": float(len(members))}
 
 
-async def publish(fleet: Fleet, version: int) -> dict[str, float]:
+async def publish(fleet: ReplicaPool, version: int) -> dict[str, float]:
     async def admit(member: Any) -> None:
         await spread_to([member], version)
 
@@ -391,7 +390,7 @@ def test_a_new_engine_serves_only_after_it_was_brought_to_the_current_version() 
 def test_planted_an_engine_that_joins_without_the_version_is_seen() -> None:
     """Teeth: skip the admission, and the successor answers with no version at all."""
 
-    class Careless(Fleet):
+    class Careless(ReplicaPool):
         async def _join(self, member: Any) -> None: ...
 
     async def scenario(transport: FakeTransport) -> None:
@@ -471,7 +470,7 @@ def test_a_sign_of_life_that_is_under_way_when_the_fleet_is_closed_ends_without_
     """Python would print the traceback of an exception that nobody asked for, below the verdict of a run that passed."""
     complaints: list[str] = []
     if deaf:
-        monkeypatch.setattr("surefoot.runtime.fleet_keeper._heard", lambda ping: None)
+        monkeypatch.setattr("surefoot.runtime.replicas._on_ping_done", lambda ping: None)
 
     async def scenario(transport: FakeTransport) -> None:
         loop = asyncio.get_running_loop()
@@ -486,7 +485,7 @@ def test_a_sign_of_life_that_is_under_way_when_the_fleet_is_closed_ends_without_
                 await member.died.wait()
             except asyncio.CancelledError:  # the answer was on its way
                 await member.died.wait()
-            raise MemberLostError("process 1 ended without a word")
+            raise ReplicaLostError("process 1 ended without a word")
 
         member.ping = ping  # type: ignore[method-assign]
         await asked.wait()

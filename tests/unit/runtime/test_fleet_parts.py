@@ -14,17 +14,18 @@ from typing import Any
 import pytest
 from fleet_kit import FakeTransport, fleet_of, played
 
-from surefoot.assemble.engines import ServerRecipe
 from surefoot.engines.http_client import KEY_VARIABLE
-from surefoot.envs.grading import exact_answer, load_reward
-from surefoot.envs.servers.mcp_servers import Server
-from surefoot.envs.toolkits import ToolRecipe
 from surefoot.errors import RewardError, TaskError
 from surefoot.records import Task
-from surefoot.runtime.fleet_players import FleetPlayers
-from surefoot.runtime.fleet_thread import FleetThread
-from surefoot.runtime.orders import Sampling
-from surefoot.runtime.recipes import FromFile, ProcessRecipe, WorkerRecipe, portable
+from surefoot.rewards.functions import exact_answer
+from surefoot.run.build import ServerEngineSpec
+from surefoot.runtime.replica_pool import PoolBatchRunner
+from surefoot.runtime.requests import Sampling
+from surefoot.runtime.specs import FromFile, ProcessSpec, WorkerSpec, portable
+from surefoot.runtime.threads import EventLoopThread
+from surefoot.system.user_code import load_function
+from surefoot.tools.mcp.servers import Server
+from surefoot.tools.toolkits import ToolkitSpec
 
 SAMPLING = Sampling(2, 1.0, 4, 8)
 
@@ -32,7 +33,7 @@ SAMPLING = Sampling(2, 1.0, 4, 8)
 def test_a_reward_of_the_users_file_is_found_again_by_file_and_name(tmp_path: Path) -> None:
     file = tmp_path / "my rewärds.py"
     file.write_text("def score(completions, **columns):\n    return [1.0] * len(completions)\n\nother = score\n")
-    function = load_reward(f"{file}:score", tmp_path)
+    function = load_function(f"{file}:score", tmp_path)
     closure = lambda completions, **columns: [0.0]  # noqa: E731
     found = portable({"score": function, "exact": exact_answer, "mine": closure})
     assert found == {"score": FromFile(str(file), "score"), "exact": exact_answer, "mine": closure}
@@ -41,7 +42,7 @@ def test_a_reward_of_the_users_file_is_found_again_by_file_and_name(tmp_path: Pa
 
 @pytest.mark.parametrize(("asked", "workers", "each"), [(2, 1, 2), (2, 2, 1), (5, 2, 3), (1, 8, 1)])
 def test_reward_processes_are_shared_out_and_every_worker_has_one(asked: int, workers: int, each: int) -> None:
-    recipe = WorkerRecipe({}, {}, None, asked, 1.0, 0, None, 0, 10)  # type: ignore[arg-type]
+    recipe = WorkerSpec({}, {}, None, asked, 1.0, 0, None, 0, 10)  # type: ignore[arg-type]
     assert recipe.shared_by(workers).reward_workers == each
 
 
@@ -50,13 +51,16 @@ def test_a_process_is_given_the_tokens_that_it_sends_and_no_others(
 ) -> None:
     for name in ("TOOL_TOKEN", KEY_VARIABLE, "OTHER_TOKEN", "JUDGE_KEY"):
         monkeypatch.setenv(name, f"canary of {name}")
-    tools = ToolRecipe(
+    tools = ToolkitSpec(
         (Server("far", url="https://example.org/mcp", token_env="TOOL_TOKEN"), Server("b", command=("x",)))
     )
-    worker = WorkerRecipe({}, {}, None, 1, 1.0, 0, None, 0, 10, tools)  # type: ignore[arg-type]
-    process = ProcessRecipe(tmp_path, 1, True).also(["JUDGE_KEY", "NOT_SET_ANYWHERE"])
+    worker = WorkerSpec({}, {}, None, 1, 1.0, 0, None, 0, 10, tools)  # type: ignore[arg-type]
+    process = ProcessSpec(tmp_path, 1, True).also(["JUDGE_KEY", "NOT_SET_ANYWHERE"])
     assert set(process.also(worker.variables).passed) == {"JUDGE_KEY", "TOOL_TOKEN"}
-    assert set(process.also(ServerRecipe("http://127.0.0.1:1/v1", 1).variables).passed) == {"JUDGE_KEY", KEY_VARIABLE}
+    assert set(process.also(ServerEngineSpec("http://127.0.0.1:1/v1", 1).variables).passed) == {
+        "JUDGE_KEY",
+        KEY_VARIABLE,
+    }
     assert worker.shared_by(2).variables == ("TOOL_TOKEN",)
     assert "canary" not in repr(process)
 
@@ -64,8 +68,8 @@ def test_a_process_is_given_the_tokens_that_it_sends_and_no_others(
 def test_what_a_process_prints_and_how_it_crashes_goes_to_its_log_alone(tmp_path: Path) -> None:
     script = (
         "import os, sys, signal\nfrom pathlib import Path\n"
-        "from surefoot.runtime.recipes import ProcessRecipe\n"
-        f"ProcessRecipe(Path({str(tmp_path / 'logs')!r}), 1, True).enter('engine 3')\n"
+        "from surefoot.runtime.specs import ProcessSpec\n"
+        f"ProcessSpec(Path({str(tmp_path / 'logs')!r}), 1, True).enter('engine 3')\n"
         "print('héllo')\nprint('to stderr', file=sys.stderr)\nos.kill(os.getpid(), signal.SIGSEGV)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
@@ -92,7 +96,7 @@ def test_a_wait_that_is_interrupted_has_cancelled_its_work_when_it_ends() -> Non
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    thread = FleetThread()
+    thread = EventLoopThread()
     former = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -108,7 +112,7 @@ def test_a_wait_that_is_interrupted_has_cancelled_its_work_when_it_ends() -> Non
 
 @pytest.fixture
 def players() -> Any:
-    thread = FleetThread()
+    thread = EventLoopThread()
 
     async def make() -> tuple[FakeTransport, Any]:
         transport = FakeTransport()
@@ -125,7 +129,7 @@ def players() -> Any:
         def close(self) -> None:
             self.closed = True
 
-    yield transport, FleetPlayers(fleet, thread, Own(), {f"t{n}": (1, 2) for n in range(9)})  # type: ignore[arg-type]
+    yield transport, PoolBatchRunner(fleet, thread, Own(), {f"t{n}": (1, 2) for n in range(9)})  # type: ignore[arg-type]
     thread.wait(fleet.close())
     thread.close()
 
@@ -162,13 +166,13 @@ def test_a_task_that_was_never_encoded_is_refused(players: Any) -> None:
 
 
 def test_complaints_of_the_workers_graders_are_told_before_the_drivers_own(players: Any) -> None:
-    from surefoot.runtime.fleet_members import Report
+    from surefoot.runtime.replicas import RolloutReport
 
     transport, crew = players
     assert crew.environment.explain_failures() == "\n    1 x own"
 
     async def act(worker: Any, asked: Any, engine: Any, attempt: int) -> Any:
-        return Report(asked.group, attempt, played(asked), "\n    2 x score:raised")
+        return RolloutReport(asked.group, attempt, played(asked), "\n    2 x score:raised")
 
     transport.act = act
     crew.play(tasks(1), SAMPLING, purpose="train", step=1)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from surefoot.learner.grpo import LearnerSettings
 from surefoot.maths.losses import LossSettings
-from surefoot.policy.learner_settings import LearnerSettings
-from surefoot.runtime.recipes import LearnerRecipe
 from surefoot.runtime.shared_weights import specs_of
+from surefoot.runtime.specs import LearnerSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = LearnerSettings(
@@ -20,7 +20,7 @@ SETTINGS = LearnerSettings(
 
 
 def test_masters_are_the_files_own_and_engines_get_the_rounded_copy(model_folder: Path) -> None:
-    recipe = LearnerRecipe(str(model_folder), Path(), "cpu", "bfloat16", settings=lambda policy: SETTINGS)
+    recipe = LearnerSpec(str(model_folder), Path(), "cpu", "bfloat16", settings=lambda policy: SETTINGS)
     _, learner = recipe.build()
     assert learner.masters is not None
     stored = load_file(model_folder / "model.safetensors")

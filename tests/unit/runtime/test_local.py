@@ -14,7 +14,7 @@ from surefoot.errors import EngineError, NumericsError, RewardError
 from surefoot.protocols import Completion, Grade, Request, Scored
 from surefoot.records import Rollout, Task
 from surefoot.runtime.local import LocalRuntime
-from surefoot.runtime.orders import Sampling
+from surefoot.runtime.requests import Sampling
 from surefoot.runtime.rollout import RolloutCollector
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(5)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.envs.tools import DEADLINE
 from surefoot.errors import RewardError, ToolError
-from surefoot.policy.chat_replies import FORGED
+from surefoot.learner.chat import FORGED
 from surefoot.records import Rollout, Turn
-from surefoot.runtime.answers import NONFINITE_LOGPROB, UNDECODABLE
-from surefoot.runtime.no_verdict import NO_ROOM, from_tools, nobody_judged, too_many_failures
-from surefoot.runtime.tool_rounds import NOT_FINITE
+from surefoot.runtime.base import NO_ROOM, from_tools, no_verdict_error, too_many_failures
+from surefoot.runtime.rollout import NONFINITE_LOGPROB, NOT_FINITE, UNDECODABLE
+from surefoot.tools.session import DEADLINE
 
 TURN = Turn((1,), (2,), (-0.5,), 0)
 GRADER, TOOLS = "mend the reward function", "mend the tools"
@@ -57,6 +56,6 @@ def test_where_both_failed_the_side_with_more_failures_gives_the_type_and_both_a
 
 
 def test_where_nobody_has_a_verdict_it_is_the_same() -> None:
-    dead = nobody_judged(rollouts("tool_crashed", "tool_crashed"), "none", "why", "or else", "")
+    dead = no_verdict_error(rollouts("tool_crashed", "tool_crashed"), "none", "why", "or else", "")
     assert (type(dead), dead.what, GRADER in dead.fix) == (ToolError, "none (tool_crashed)", False)
-    assert type(nobody_judged(rollouts("f:died"), "none", "why", "", "")) is RewardError
+    assert type(no_verdict_error(rollouts("f:died"), "none", "why", "", "")) is RewardError

@@ -10,19 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.data.curriculum import CurriculumSampler
-from surefoot.data.large.large_stream import HeldoutRule, TasksById
-from surefoot.data.large.streaming import StreamingDataset
-from surefoot.data.level_order import LevelOrder
-from surefoot.data.success_curriculum import SuccessCurriculum
+from surefoot.data.curriculum import CurriculumSampler, SuccessCurriculum
+from surefoot.data.on_disk.dataset import StreamingDataset
+from surefoot.data.on_disk.stream import HeldoutRule, TasksById
+from surefoot.data.order import LevelOrder
 from surefoot.errors import InputError
 from surefoot.records import STOP, Group, Rollout, Task, Turn
-from surefoot.runtime import plans
-from surefoot.runtime.books import RunBooks
-from surefoot.runtime.plans import LevelPlan, Plan, SuccessPlan, WindowPlan
-from surefoot.store.batches import BatchLog
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Ledger
+from surefoot.runtime import task_queue
+from surefoot.runtime.task_queue import DurableTaskQueue, LevelPlan, SuccessPlan, TaskPlan, WindowPlan
+from surefoot.storage.batches import BatchLog
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Ledger
 
 
 def dataset(folder: Path, n: int) -> StreamingDataset:
@@ -31,15 +29,15 @@ def dataset(folder: Path, n: int) -> StreamingDataset:
     return StreamingDataset(path)
 
 
-def books(folder: Path, data: StreamingDataset, seed: int = 3) -> RunBooks:
+def queue(folder: Path, data: StreamingDataset, seed: int = 3) -> DurableTaskQueue:
     return planned(folder, TasksById(data), WindowPlan(data, seed))
 
 
-def planned(folder: Path, tasks: Mapping[str, Task], plan: Plan) -> RunBooks:
+def planned(folder: Path, tasks: Mapping[str, Task], plan: TaskPlan) -> DurableTaskQueue:
     folder.mkdir(exist_ok=True)
     path = folder / "ledger.journal"
     journal = Journal.open(path) if path.exists() else Journal.create(path)
-    return RunBooks(Ledger.open(journal), BatchLog(folder), tasks, seed=3, plan=plan)
+    return DurableTaskQueue(Ledger.open(journal), BatchLog(folder), tasks, seed=3, plan=plan)
 
 
 def group(task: Task, step: int, position: int, rewards: Sequence[float | None] = (1.0,)) -> Group:
@@ -53,11 +51,13 @@ def group(task: Task, step: int, position: int, rewards: Sequence[float | None] 
 
 
 def go(
-    of: RunBooks, step: int, n: int, rewards: Callable[[Task], Sequence[float | None]] = lambda _: (1.0,)
+    of: DurableTaskQueue, step: int, n: int, rewards: Callable[[Task], Sequence[float | None]] = lambda _: (1.0,)
 ) -> list[str]:
-    batch = of.draw(step, n)
-    of.keep(batch, batch.groups or [group(task, step, i, rewards(task)) for i, task in enumerate(batch.tasks)])
-    of.settle(batch, step, [None] * n)
+    batch = of.next_batch(step, n)
+    of.record_rollouts(
+        batch, batch.groups or [group(task, step, i, rewards(task)) for i, task in enumerate(batch.tasks)]
+    )
+    of.close_batch(batch, step, [None] * n)
     return [task.id for task in batch.tasks]
 
 
@@ -65,8 +65,8 @@ def go(
 def test_every_task_once_per_epoch_and_none_twice_in_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
-    monkeypatch.setattr(plans, "WINDOW", window)
-    mine = books(tmp_path, dataset(tmp_path, 20))
+    monkeypatch.setattr(task_queue, "WINDOW", window)
+    mine = queue(tmp_path, dataset(tmp_path, 20))
     batches = [go(mine, step, 3) for step in range(1, 41)]
     assert all(len(set(batch)) == 3 for batch in batches)
     assert set(Counter(task for batch in batches for task in batch).values()) == {6}, "120 visits of 20 tasks"
@@ -77,7 +77,7 @@ def test_the_order_depends_on_the_seed_and_differs_from_epoch_to_epoch(tmp_path:
     for name in "ab":
         (tmp_path / name).mkdir()
     data = dataset(tmp_path, 20)
-    one, other = books(tmp_path / "a", data, seed=1), books(tmp_path / "b", data, seed=2)
+    one, other = queue(tmp_path / "a", data, seed=1), queue(tmp_path / "b", data, seed=2)
     first, second = ([go(one, step, 10) for step in steps] for steps in ((1, 2), (3, 4)))
     assert sorted(task for batch in first for task in batch) == sorted(task for batch in second for task in batch)
     assert first != second
@@ -85,8 +85,8 @@ def test_the_order_depends_on_the_seed_and_differs_from_epoch_to_epoch(tmp_path:
 
 
 def test_only_what_is_near_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "WINDOW", 50)
-    mine = books(tmp_path, dataset(tmp_path, 2000))
+    monkeypatch.setattr(task_queue, "WINDOW", 50)
+    mine = queue(tmp_path, dataset(tmp_path, 2000))
     for step in range(1, 11):
         go(mine, step, 4)
     assert len(mine.ledger.items()) == 50, "the ledger grows with the tasks that were visited"
@@ -96,16 +96,16 @@ def test_only_what_is_near_is_planned(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_after_a_crash_it_goes_on_with_the_same_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    monkeypatch.setattr(plans, "WINDOW", 5)
+    monkeypatch.setattr(task_queue, "WINDOW", 5)
     data = dataset(tmp_path, 14)
     for name in ("whole", "torn"):
         (tmp_path / name).mkdir()
-    whole = books(tmp_path / "whole", data)
+    whole = queue(tmp_path / "whole", data)
     wanted = [go(whole, step, 4) for step in range(1, 13)]
-    torn = books(tmp_path / "torn", data)
+    torn = queue(tmp_path / "torn", data)
     seen = [go(torn, step, 4) for step in range(1, after + 1)]
-    torn.draw(after + 1, 4)  # leased and never delivered
-    again = books(tmp_path / "torn", data)
+    torn.next_batch(after + 1, 4)  # leased and never delivered
+    again = queue(tmp_path / "torn", data)
     seen += [go(again, step, 4) for step in range(after + 1, 13)]
     assert seen == wanted
 
@@ -113,12 +113,12 @@ def test_after_a_crash_it_goes_on_with_the_same_tasks(
 def test_a_held_out_task_is_never_handed_out(tmp_path: Path) -> None:
     data = dataset(tmp_path, 200)
     train, heldout = data.split_heldout(0.2)
-    mine = books(tmp_path, train)
+    mine = queue(tmp_path, train)
     mine._border = HeldoutRule(0.2)
     seen = {task for step in range(1, 6) for task in go(mine, step, 30)}
     assert not seen & {task.id for task in heldout}
     (tmp_path / "planted").mkdir()
-    planted = books(tmp_path / "planted", data)
+    planted = queue(tmp_path / "planted", data)
     planted._border = HeldoutRule(0.2)
     with pytest.raises(InputError, match="are held out"):
         go(planted, 1, 150)
@@ -138,7 +138,7 @@ def leveled(sizes: Mapping[str, int] = LEVELS) -> dict[str, list[Task]]:
     }
 
 
-def level_books(folder: Path, *, steps: int = 60, seed: int = 3, sizes: Mapping[str, int] = LEVELS) -> RunBooks:
+def level_books(folder: Path, *, steps: int = 60, seed: int = 3, sizes: Mapping[str, int] = LEVELS) -> DurableTaskQueue:
     pools = leveled(sizes)
     sampler = CurriculumSampler(SAMPLER["start"], SAMPLER["end"], steps, seed)
     plan = LevelPlan(pools, sampler, seed=seed, tasks_per_step=4, apart=4)
@@ -166,12 +166,12 @@ def test_levels_follow_their_shares_from_the_start_to_the_end_and_no_batch_has_a
 def test_levels_go_on_after_a_crash_as_if_nothing_had_happened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    monkeypatch.setattr(plans, "WINDOW", 10)
+    monkeypatch.setattr(task_queue, "WINDOW", 10)
     whole = level_books(tmp_path / "whole")
     wanted = [go(whole, step, 4) for step in range(1, 71)]
     torn = level_books(tmp_path / "torn")
     seen = [go(torn, step, 4) for step in range(1, after + 1)]
-    torn.draw(after + 1, 4)  # leased and never delivered
+    torn.next_batch(after + 1, 4)  # leased and never delivered
     again = level_books(tmp_path / "torn")
     assert seen + [go(again, step, 4) for step in range(after + 1, 71)] == wanted
     assert wanted[0] != go(level_books(tmp_path / "other", seed=4), 1, 4)
@@ -183,14 +183,14 @@ def test_how_far_ahead_levels_are_planned_changes_nothing(
 ) -> None:
     near = level_books(tmp_path / "near")
     wanted = [go(near, step, 4) for step in range(1, 31)]
-    monkeypatch.setattr(plans, "WINDOW", window)
+    monkeypatch.setattr(task_queue, "WINDOW", window)
     far = level_books(tmp_path / "far")
     assert [go(far, step, 4) for step in range(1, 31)] == wanted
 
 
 def test_the_share_of_each_level_in_a_batch_is_told(tmp_path: Path) -> None:
     mine = level_books(tmp_path)
-    batch = mine.draw(1, 4)
+    batch = mine.next_batch(1, 4)
     told = mine.metrics()
     assert told == {
         f"curriculum/share/{level}": sum(task.id.startswith(level) for task in batch.tasks) / 4 for level in LEVELS
@@ -216,7 +216,7 @@ def test_visits_of_one_task_are_apart_and_every_pass_is_whole(size: int, apart: 
 def test_planted_without_the_head_visits_come_too_soon() -> None:
     order = LevelOrder([Task(id=str(i), prompt="?") for i in range(12)], 7, "easy", apart=4)
     order._begin = lambda number: (  # type: ignore[method-assign]
-        setattr(order, "_pass", number), setattr(order, "_order", plans.Permutation(12, 7, number)), None)[-1]  # fmt: skip
+        setattr(order, "_pass", number), setattr(order, "_order", task_queue.Permutation(12, 7, number)), None)[-1]  # fmt: skip
     visits = [order.visit(k).task for k in range(600)]
     assert any(len(set(visits[k : k + 4])) < 4 for k in range(596)), "otherwise the test above shows nothing"
 
@@ -230,7 +230,7 @@ def rewards_of(task: Task) -> tuple[float, ...]:
     return {"a": (1.0,) * 4, "h": (1.0, 0.0, 1.0, 0.0), "n": (0.0,) * 4}[task.id[0]]
 
 
-def success_books(folder: Path, curriculum: SuccessCurriculum) -> RunBooks:
+def success_books(folder: Path, curriculum: SuccessCurriculum) -> DurableTaskQueue:
     return planned(folder, TASKS, SuccessPlan(TASKS, curriculum, seed=5, metric=None))
 
 
@@ -256,7 +256,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_chooses_the_same(tmp_path: Path, s
         go(torn, step, 3, rewards_of)
         if step == saved:
             state = before.state_dict()
-    torn.draw(killed + 1, 3)
+    torn.next_batch(killed + 1, 3)
     after = SuccessCurriculum(5)
     after.load_state_dict(state)
     again = success_books(tmp_path / "torn", after)
@@ -304,5 +304,5 @@ def test_what_a_loop_costs_is_not_taken_for_a_task_that_was_not_solved(tmp_path:
 
 def test_what_the_plan_knows_of_a_batch_is_told(tmp_path: Path) -> None:
     mine = success_books(tmp_path, SuccessCurriculum(5))
-    mine.draw(1, 3)
+    mine.next_batch(1, 3)
     assert mine.metrics() == {"curriculum/new_frequency": 1.0}

@@ -11,9 +11,8 @@ from surefoot.engines.scripted import ScriptedEngine
 from surefoot.errors import EngineError, ShapeError, TaskError
 from surefoot.protocols import Completion, Grade, Request
 from surefoot.records import LENGTH, STOP, Rollout, Task
-from surefoot.runtime.answers import NONFINITE_LOGPROB, UNDECODABLE
-from surefoot.runtime.orders import Sampling
-from surefoot.runtime.rollout import RolloutCollector
+from surefoot.runtime.requests import Sampling
+from surefoot.runtime.rollout import NONFINITE_LOGPROB, UNDECODABLE, RolloutCollector
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(3)]
 PROMPTS = {"t0": (4, 9, 5), "t1": (4, 8, 8, 5), "t2": (4,) * 30}

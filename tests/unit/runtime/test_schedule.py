@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.config import Config
-from surefoot.config_schedule import Schedule, compute_schedule, schedule_of
+from surefoot.config.schedule import Schedule, compute_schedule, schedule_of
 from surefoot.errors import ConfigError
-from surefoot.runtime.schedule import allowance, owed
+from surefoot.runtime.sampler import allowance, owed
 
 
 def schedule(**sizes: Any) -> Schedule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from surefoot.runtime.seeds import derive_seed
+from surefoot.runtime.requests import derive_seed
 
 
 def test_names_have_different_seeds_and_the_same_name_the_same() -> None:

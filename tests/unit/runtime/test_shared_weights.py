@@ -21,8 +21,15 @@ from torch import Tensor
 
 from surefoot.errors import EngineError, StateError, StorageError
 from surefoot.maths.checksums import checksums
-from surefoot.runtime import segments
-from surefoot.runtime.shared_weights import Place, SharedWeights, Staged, attach, specs_of, sweep
+from surefoot.runtime import shared_weights
+from surefoot.runtime.shared_weights import (
+    SharedWeights,
+    StagedWeights,
+    TensorLocation,
+    attach,
+    specs_of,
+    sweep_segments,
+)
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no memory to share on this system")
 
@@ -58,7 +65,7 @@ def shared(folder: Path) -> Iterator[SharedWeights]:
 def child(code: str, *words: str, wait: bool = True) -> Any:
     """Another process, with our package; its output, or the process itself once it has said a line."""
     script = textwrap.dedent(code)
-    source = str(Path(segments.__file__).parents[2])
+    source = str(Path(shared_weights.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": source}
     process = subprocess.Popen(
         [sys.executable, "-c", script, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -225,7 +232,7 @@ def test_what_a_killed_writer_left_is_swept_and_nobody_elses(folder: Path) -> No
     (folder / "surefoot-weights-of-a-stranger").touch()
     assert len(list(folder.iterdir())) == 5
     end(doomed, kill=True)
-    swept = sweep(folder)
+    swept = sweep_segments(folder)
     assert len(swept) == 2
     assert all(f"-{doomed.pid}-" in name for name in swept)
     assert len(list(folder.iterdir())) == 3
@@ -236,18 +243,18 @@ def test_what_a_killed_writer_left_is_swept_and_nobody_elses(folder: Path) -> No
 def test_a_dead_writers_segment_stays_while_it_is_read(folder: Path) -> None:
     writer = child(WRITER, str(folder), "wait", wait=False)
     name = sorted(path.name for path in folder.iterdir())[0]
-    descriptor, memory = segments.open_shared(folder / name, 4096)
+    descriptor, memory = shared_weights.open_segment(folder / name, 4096)
     end(writer, kill=True)
-    assert sweep(folder) == [name[:-1] + "1"], "the one that nobody reads"
+    assert sweep_segments(folder) == [name[:-1] + "1"], "the one that nobody reads"
     os.close(descriptor)
     del memory
-    assert sweep(folder) == [name]
+    assert sweep_segments(folder) == [name]
 
 
 def test_a_recycled_process_number_is_not_mistaken_for_the_writer(folder: Path) -> None:
     name = f"surefoot-weights-{os.getpid()}-12345-{'0' * 16}-0"
     (folder / name).touch()
-    assert sweep(folder) == [name]
+    assert sweep_segments(folder) == [name]
 
 
 def test_planted_sweep_by_name_alone_takes_what_a_living_process_reads(
@@ -255,10 +262,10 @@ def test_planted_sweep_by_name_alone_takes_what_a_living_process_reads(
 ) -> None:
     """Teeth: whoever looks at the number only is fooled by a writer that it cannot see, as in another container."""
     with SharedWeights.create(specs_of(weights()), folder) as shared:
-        monkeypatch.setattr(segments, "_born", lambda pid: 0)
-        assert sweep(folder) == [], "its lock says that it lives"
-        monkeypatch.setattr(segments.fcntl, "flock", lambda descriptor, kind: None)
-        assert len(sweep(folder)) == 2
+        monkeypatch.setattr(shared_weights, "_started_at", lambda pid: 0)
+        assert sweep_segments(folder) == [], "its lock says that it lives"
+        monkeypatch.setattr(shared_weights.fcntl, "flock", lambda descriptor, kind: None)
+        assert len(sweep_segments(folder)) == 2
         monkeypatch.undo()
         with pytest.raises(EngineError, match="No such file"):
             attach(shared.write(weights(), 0))
@@ -282,17 +289,17 @@ def test_no_room_is_an_error_with_a_remedy_and_leaves_nothing(folder: Path, monk
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def hostile(staged: Staged, folder: Path) -> list[tuple[Staged, str]]:
+def hostile(staged: StagedWeights, folder: Path) -> list[tuple[StagedWeights, str]]:
     (folder / "victim").write_text("x" * 9000)
     link = f"surefoot-weights-1-1-{'a' * 16}-0"
     (folder / link).symlink_to(folder / "victim")
-    huge = {"w": Place(4096, (10**6,), "float32")}
+    huge = {"w": TensorLocation(4096, (10**6,), "float32")}
     return [
         (replace(staged, segment="../victim"), "no segment of ours"),
         (replace(staged, segment="victim"), "no segment of ours"),
         (replace(staged, segment=link), "symbolic links|loop"),
         (replace(staged, places=huge), "bytes of"),
-        (replace(staged, places={"w": Place(4096, (1,), "os")}), "no dtype"),
+        (replace(staged, places={"w": TensorLocation(4096, (1,), "os")}), "no dtype"),
         (replace(staged, segment=staged.segment[:-1] + "1", stamp="0" * 32), "another version"),
     ]
 

@@ -13,14 +13,14 @@ from virtual_clock import run_virtually
 
 from surefoot.config import Config
 from surefoot.errors import EngineError, FleetError, RewardError, StalledError, StateError
-from surefoot.protocols import Assignment
+from surefoot.protocols import StepBatch
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.runtime.orders import Order, Played, Sampling
-from surefoot.runtime.stream import Stream
-from surefoot.store.batches import BatchLog
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Item, Ledger
-from surefoot.store.ledger_records import Dropped
+from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
+from surefoot.runtime.sampler import AsyncSampler
+from surefoot.storage.batches import BatchLog
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Ledger, Visit
+from surefoot.storage.ledger_records import Dropped
 
 Answer = tuple[int, int] | Exception
 """(version at the first token, version at the last), or what goes wrong."""
@@ -31,11 +31,11 @@ class Crew:
 
     def __init__(self, capacity: int = 100) -> None:
         self.capacity = capacity
-        self.asked: list[Order] = []
+        self.asked: list[RolloutRequest] = []
         self.open: dict[str, asyncio.Future[Answer]] = {}
         self.cancelled: list[str] = []
 
-    async def play(self, order: Order) -> Played:
+    async def play(self, order: RolloutRequest) -> RolloutResult:
         self.asked.append(order)
         self.open[order.task.id] = asyncio.get_running_loop().create_future()
         try:
@@ -47,7 +47,7 @@ class Crew:
             del self.open[order.task.id]
         if isinstance(answer, Exception):
             raise answer
-        return Played(group(order.task, order.group, *answer), (None,))
+        return RolloutResult(group(order.task, order.group, *answer), (None,))
 
     async def answer(self, name: str, version: int = 0, end: int | None = None, error: Exception | None = None) -> None:
         self.open[name].set_result(error or (version, version if end is None else end))
@@ -87,26 +87,26 @@ class Desk:
         self.ledger, self.batches = Ledger.open(self.journal), BatchLog(folder)
         self.crew, self.version = Crew(capacity), 0
         known = [Task(id=f"t{i}", prompt="?") for i in range(tasks)]
-        self.stream = Stream(
+        self.stream = AsyncSampler(
             self.ledger, self.batches, known, self.crew, self.order, config=self.config, trained=lambda: self.version,
             judge=judge,
         )  # fmt: skip
 
-    def order(self, task: Task, visit: int, position: int) -> Order:
-        return Order(task, (1,), Sampling(2, 1.0, 4, 8), "train", visit, position)
+    def order(self, task: Task, visit: int, position: int) -> RolloutRequest:
+        return RolloutRequest(task, (1,), Sampling(2, 1.0, 4, 8), "train", visit, position)
 
-    async def draw(self, step: int) -> asyncio.Task[Assignment]:
-        task = asyncio.ensure_future(self.stream.draw(step, self.config.tasks_per_step))
+    async def next_batch(self, step: int) -> asyncio.Task[StepBatch]:
+        task = asyncio.ensure_future(self.stream.next_batch(step, self.config.tasks_per_step))
         await settled()
         return task
 
-    def learn(self, batch: Assignment, step: int, *, publish: bool = True) -> None:
+    def learn(self, batch: StepBatch, step: int, *, publish: bool = True) -> None:
         """The rest of a step, as the loop does it."""
-        self.stream.keep(batch, batch.groups or ())
+        self.stream.record_rollouts(batch, batch.groups or ())
         self.version = step
         if publish:
             self.stream.advance(step)
-        self.stream.settle(batch, step, [None] * len(batch.tasks))
+        self.stream.close_batch(batch, step, [None] * len(batch.tasks))
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -114,7 +114,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     run_virtually(test(), deadline=1e5)
 
 
-def ids(batch: Assignment) -> list[str]:
+def ids(batch: StepBatch) -> list[str]:
     return [task.id for task in batch.tasks]
 
 
@@ -127,7 +127,7 @@ def test_no_more_is_asked_for_than_can_be_used_in_time(staleness: int, before: i
 
     async def test() -> None:
         desk = Desk(tmp_path, max_staleness=staleness)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         assert len(desk.crew.open) == before
         await desk.crew.answer_all()
         batch = await drawing
@@ -145,7 +145,7 @@ def test_no_more_is_asked_for_than_can_be_used_in_time(staleness: int, before: i
 def test_no_more_is_asked_for_than_the_crew_can_play(tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path, max_staleness=4, capacity=3)
-        await desk.draw(1)
+        await desk.next_batch(1)
         assert len(desk.crew.open) == 3
 
     run(test)
@@ -154,11 +154,11 @@ def test_no_more_is_asked_for_than_the_crew_can_play(tmp_path: Path) -> None:
 def test_no_more_is_asked_for_than_the_rest_of_the_run_needs(tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path, max_staleness=3, max_steps=2)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         assert len(desk.crew.open) == 4
         await desk.crew.answer_all()
         desk.learn(await drawing, 1)
-        drawing = await desk.draw(2)
+        drawing = await desk.next_batch(2)
         desk.learn(await drawing, 2)
         await settled()
         assert desk.crew.open == {}
@@ -170,7 +170,7 @@ def test_no_more_is_asked_for_than_the_rest_of_the_run_needs(tmp_path: Path) -> 
 def test_a_task_that_is_asked_for_again_gets_the_same_random_numbers_and_the_next_visit_others(tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path, tasks=2, max_staleness=0)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         first = {order.task.id: order for order in desk.crew.asked}
         name = desk.crew.names[0]
         await desk.crew.answer(name, error=EngineError("a", "b", "c"))
@@ -178,7 +178,7 @@ def test_a_task_that_is_asked_for_again_gets_the_same_random_numbers_and_the_nex
         assert again == first[name]
         await desk.crew.answer_all()
         desk.learn(await drawing, 1)
-        await desk.draw(2)
+        await desk.next_batch(2)
         visit = next(order for order in desk.crew.asked[3:] if order.task.id == name)
         assert visit.group != again.group
         assert visit.requests(0, frozenset())[0].seed != again.requests(0, frozenset())[0].seed
@@ -191,7 +191,7 @@ def test_groups_that_come_together_cost_one_sync_each_of_journal_and_ledger(
 ) -> None:
     async def test() -> None:
         desk = Desk(tmp_path, tasks_per_step=8, tasks=20)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         syncs: list[str] = []
         real = Journal.sync
         monkeypatch.setattr(Journal, "sync", lambda self: (syncs.append(Path(self.name).name), real(self))[1])
@@ -210,7 +210,7 @@ def test_groups_that_come_together_cost_one_sync_each_of_journal_and_ledger(
 def test_a_quick_group_does_not_wait_for_a_slow_one_that_has_time_left(tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         slow, *quick = desk.crew.names
         for name in quick[:2]:
             await desk.crew.answer(name)
@@ -223,12 +223,12 @@ def test_a_quick_group_does_not_wait_for_a_slow_one_that_has_time_left(tmp_path:
 def test_a_group_that_would_be_too_old_for_the_next_step_holds_this_one(tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         slow, *quick = desk.crew.names
         for name in quick[:2]:
             await desk.crew.answer(name)
         desk.learn(await drawing, 1)
-        drawing = await desk.draw(2)
+        drawing = await desk.next_batch(2)
         for name in [name for name in desk.crew.names if name != slow]:
             await desk.crew.answer(name, 1 if name not in quick else 0)
         assert not drawing.done(), "one version old now, too old after this update"
@@ -241,7 +241,7 @@ def test_a_group_that_would_be_too_old_for_the_next_step_holds_this_one(tmp_path
 def test_the_oldest_weights_come_first_also_when_they_came_last(tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path, max_staleness=2)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         old, *rest = desk.crew.names
         for name in rest[:2]:
             await desk.crew.answer(name)
@@ -250,7 +250,7 @@ def test_the_oldest_weights_come_first_also_when_they_came_last(tmp_path: Path) 
         new = [order.task.id for order in desk.crew.asked[6:]]
         for name in (*new, rest[2]):
             await desk.crew.answer(name, 0 if name in rest else 1)
-        drawing = await desk.draw(2)
+        drawing = await desk.next_batch(2)
         assert not drawing.done(), "four of version 0 are left, and the next batch has room for two"
         await desk.crew.answer(old, 0)
         assert ids(await drawing) == [rest[2], old]
@@ -262,7 +262,7 @@ def test_with_no_staleness_everything_was_asked_with_this_version(tmp_path: Path
     async def test() -> None:
         desk = Desk(tmp_path, max_staleness=0)
         for step in range(1, 5):
-            drawing = await desk.draw(step)
+            drawing = await desk.next_batch(step)
             await desk.crew.answer_all(version=step - 1)
             batch = await drawing
             assert {t.version for g in batch.groups or () for r in g.rollouts for t in r.turns} == {step - 1}
@@ -277,11 +277,11 @@ def test_what_is_too_old_goes_back_to_the_front_and_is_counted(tmp_path: Path) -
 
     async def test() -> None:
         desk = Desk(tmp_path)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         await desk.crew.answer_all()
         desk.learn(await drawing, 1)
-        desk.learn(await (await desk.draw(2)), 2)
-        drawing = await desk.draw(3)
+        desk.learn(await (await desk.next_batch(2)), 2)
+        drawing = await desk.next_batch(3)
         name = desk.crew.names[0]
         await desk.crew.answer(name, 0)
         assert name in desk.crew.open, "asked for again at once"
@@ -299,7 +299,7 @@ def test_what_is_too_old_goes_back_to_the_front_and_is_counted(tmp_path: Path) -
 def test_a_group_ages_while_the_batch_fills(tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path, max_staleness=1)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         first, second, *_ = desk.crew.names
         await desk.crew.answer(first, 0)
         desk.version = 2
@@ -316,7 +316,7 @@ def test_engines_that_only_ever_answer_with_old_weights_are_not_asked_for_ever(t
         desk = Desk(tmp_path)
         desk.version = 7
         desk.stream.advance(7)
-        drawing = await desk.draw(8)
+        drawing = await desk.next_batch(8)
         while not drawing.done():
             await desk.crew.answer(desk.crew.names[0], 3)
         with pytest.raises(StalledError, match="groups came too old"):
@@ -332,7 +332,7 @@ def test_engines_that_only_ever_answer_with_old_weights_are_not_asked_for_ever(t
 def test_a_slow_group_is_given_up_and_after_the_third_time_dropped(tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path, rollout_timeout_s=20.0, tasks_per_step=4, max_staleness=0, tasks=5)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         stuck = desk.crew.names[0]
         while not drawing.done():
             for name in [name for name in desk.crew.names if name != stuck]:
@@ -341,7 +341,7 @@ def test_a_slow_group_is_given_up_and_after_the_third_time_dropped(tmp_path: Pat
         batch = await drawing
         assert stuck not in ids(batch)
         assert len(ids(batch)) == 4
-        assert isinstance(desk.ledger.status(Item(stuck, 0)), Dropped)
+        assert isinstance(desk.ledger.status(Visit(stuck, 0)), Dropped)
         balance = desk.ledger.balance()
         assert balance.dropped == {"timeout": 1}
         assert balance.requeued == {"timeout": 2}
@@ -354,7 +354,7 @@ def test_a_slow_group_is_given_up_and_after_the_third_time_dropped(tmp_path: Pat
 def test_a_failed_group_costs_itself_and_the_step_goes_on(tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         bad, *_ = desk.crew.names
         await desk.crew.answer(bad, error=EngineError("died", "so", "ask again"))
         assert bad in desk.crew.open
@@ -369,13 +369,13 @@ def test_a_failed_group_costs_itself_and_the_step_goes_on(tmp_path: Path) -> Non
 def test_what_cannot_be_mended_ends_the_wait_at_once(error: Exception, tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         await desk.crew.answer(desk.crew.names[0], error=error)
         assert drawing.done()
         with pytest.raises(type(error)):
             await drawing
         with pytest.raises(type(error)):
-            await (await desk.draw(1))
+            await (await desk.next_batch(1))
         await desk.stream.close()
 
     run(test)
@@ -385,7 +385,7 @@ def test_what_cannot_be_mended_ends_the_wait_at_once(error: Exception, tmp_path:
 def test_when_nothing_works_it_ends_with_the_cause_instead_of_going_round(error: Exception, tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path, tasks=3)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         while not drawing.done():
             await desk.crew.answer(desk.crew.names[0], error=error)
         with pytest.raises(StalledError if isinstance(error, TimeoutError) else EngineError):
@@ -400,7 +400,7 @@ def test_a_crew_that_does_not_even_let_go_ends_in_a_stall_that_says_what_was_wai
     async def test() -> None:
         desk = Desk(tmp_path)
 
-        async def deaf(order: Order) -> Played:
+        async def deaf(order: RolloutRequest) -> RolloutResult:
             while True:
                 try:
                     await asyncio.sleep(3600)
@@ -410,7 +410,7 @@ def test_a_crew_that_does_not_even_let_go_ends_in_a_stall_that_says_what_was_wai
 
         monkeypatch.setattr(desk.crew, "play", deaf)
         with pytest.raises(StalledError, match=r"2 groups and nothing happened: 0 are here, 4 in flight"):
-            await desk.stream.draw(1, 2)
+            await desk.stream.next_batch(1, 2)
         desk.version = 1
         await desk.stream.close()
 
@@ -423,7 +423,7 @@ def test_a_batch_that_too_few_could_grade_is_refused_and_played_again_later(tmp_
 
     async def test() -> None:
         desk = Desk(tmp_path, judge=judge)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         await desk.crew.answer_all()
         with pytest.raises(RewardError, match="2 in step 1"):
             await drawing
@@ -438,7 +438,7 @@ def test_a_batch_that_too_few_could_grade_is_refused_and_played_again_later(tmp_
 def test_close_gives_back_what_was_in_flight_and_holds_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         front = desk.crew.names
         drawing.cancel()
         await desk.stream.close()
@@ -453,11 +453,11 @@ def test_close_gives_back_what_was_in_flight_and_holds_nothing(tmp_path: Path) -
 # -- going on -----------------------------------------------------------------------------
 
 
-async def two_steps_and_two_groups(desk: Desk) -> list[Assignment]:
+async def two_steps_and_two_groups(desk: Desk) -> list[StepBatch]:
     """Steps 1 and 2 are done, two groups of version 1 wait, two are in flight."""
     done = []
     for step in (1, 2):
-        drawing = await desk.draw(step)
+        drawing = await desk.next_batch(step)
         await desk.crew.answer_all(step - 1)
         done.append(await drawing)
         desk.learn(done[-1], step)
@@ -478,11 +478,11 @@ def test_after_a_crash_batches_are_repeated_and_finished_groups_come_back(tmp_pa
         again = Desk(tmp_path)
         again.ledger.rewind(0)
         for step in (1, 2):
-            batch = await (await again.draw(step))
+            batch = await (await again.next_batch(step))
             assert batch == before[step - 1]
             assert again.crew.asked == [], "nothing is sampled while journaled steps are repeated"
             again.learn(batch, step)
-        batch = await (await again.draw(3))
+        batch = await (await again.next_batch(3))
         assert ids(batch) == waiting[:2]
         assert not {order.task.id for order in again.crew.asked} & set(waiting), "what is finished is not played again"
         again.learn(batch, 3)
@@ -497,16 +497,16 @@ def test_a_group_on_the_disk_that_the_ledger_never_heard_of_counts(tmp_path: Pat
 
     async def test() -> None:
         desk = Desk(tmp_path)
-        await desk.draw(1)
+        await desk.next_batch(1)
         asked = desk.crew.names
         orphan = asked[2]
         order = next(o for o in desk.crew.asked if o.task.id == orphan)
-        desk.batches.deliver({Item(orphan, 0): group(order.task, order.group, 0, 0)})
+        desk.batches.deliver({Visit(orphan, 0): group(order.task, order.group, 0, 0)})
         for flight in list(desk.stream._flights.values()):
             flight.task.cancel()  # type: ignore[union-attr]
 
         again = Desk(tmp_path)
-        drawing = await again.draw(1)
+        drawing = await again.next_batch(1)
         assert again.crew.names == [asked[0], asked[1], asked[3]], "in the order in which they were asked for before"
         await again.crew.answer_all()
         assert orphan in ids(await drawing)
@@ -522,7 +522,7 @@ def test_a_finished_group_that_does_not_fit_the_weights_is_asked_for_again(
 ) -> None:
     async def test() -> None:
         desk = Desk(tmp_path)
-        await desk.draw(1)
+        await desk.next_batch(1)
         name = desk.crew.names[0]
         await desk.crew.answer(name, version)
         for flight in list(desk.stream._flights.values()):
@@ -531,7 +531,7 @@ def test_a_finished_group_that_does_not_fit_the_weights_is_asked_for_again(
         again = Desk(tmp_path)
         again.version = 4
         again.stream.advance(4)
-        await again.draw(5)
+        await again.next_batch(5)
         assert name in again.crew.open, reason
         assert again.batches.delivered() == []
         await again.stream.close()
@@ -542,10 +542,10 @@ def test_a_finished_group_that_does_not_fit_the_weights_is_asked_for_again(
 def test_a_journal_without_a_group_that_was_delivered_is_refused(tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path)
-        desk.stream.books.plan_epoch(needed=2)
+        desk.stream.queue.plan_epoch(needed=2)
         desk.ledger.complete(desk.ledger.lease(1, holder="x"))
         with pytest.raises(StateError, match="its group is not in the journal"):
-            await desk.stream.draw(1, 2)
+            await desk.stream.next_batch(1, 2)
 
     run(test)
 
@@ -556,11 +556,11 @@ def test_a_journal_without_a_group_that_was_delivered_is_refused(tmp_path: Path)
 def test_metrics_tell_age_waiting_and_mixed_weights(tmp_path: Path) -> None:
     async def test() -> None:
         desk = Desk(tmp_path)
-        drawing = await desk.draw(1)
+        drawing = await desk.next_batch(1)
         for name in desk.crew.names:
             await desk.crew.answer(name, 0, end=1 if name == desk.crew.asked[2].task.id else 0)
         desk.learn(await drawing, 1)
-        await (await desk.draw(2))
+        await (await desk.next_batch(2))
         await settled()
         metrics = desk.stream.metrics()
         assert metrics["async/staleness_mean"] == metrics["async/staleness_max"] == 1.0

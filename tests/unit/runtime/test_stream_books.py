@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from surefoot import pulse
 from surefoot.config import Config
 from surefoot.errors import EngineError, FleetError
 from surefoot.protocols import Grade, Request
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.runtime.fleet_thread import FleetThread
-from surefoot.runtime.local_crew import LocalCrew
-from surefoot.runtime.orders import Order, Played, Sampling
+from surefoot.runtime.async_queue import AsyncTaskQueue
+from surefoot.runtime.local import LocalRolloutRunner
+from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.rollout import RolloutCollector
-from surefoot.runtime.stream import Stream
-from surefoot.runtime.stream_books import StreamBooks
-from surefoot.stopping import StopRequested
-from surefoot.store.batches import BatchLog
-from surefoot.store.journal import Journal
-from surefoot.store.ledger import Ledger
+from surefoot.runtime.sampler import AsyncSampler
+from surefoot.runtime.threads import EventLoopThread
+from surefoot.storage.batches import BatchLog
+from surefoot.storage.journal import Journal
+from surefoot.storage.ledger import Ledger
+from surefoot.system import heartbeat
+from surefoot.system.signals import StopRequested
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(8)]
 SAMPLING = Sampling(4, 1.0, 6, 40)
@@ -38,72 +38,76 @@ class Crew:
     def __init__(self, answer: Exception | bool = True) -> None:
         self.answer, self.version = answer, 0
 
-    async def play(self, order: Order) -> Played:
+    async def play(self, order: RolloutRequest) -> RolloutResult:
         if isinstance(self.answer, Exception):
             raise self.answer
         if not self.answer:
             await asyncio.Event().wait()
         turn = Turn((1,), (2, 3), (-0.1, -0.2), self.version)
-        return Played(Group(order.task, order.group, (Rollout(order.task.id, order.group, 0, (turn,), 1.0),)), (None,))
+        return RolloutResult(
+            Group(order.task, order.group, (Rollout(order.task.id, order.group, 0, (turn,), 1.0),)), (None,)
+        )
 
 
-def order(task: Task, visit: int, position: int) -> Order:
-    return Order(task, (4, 9, 5), SAMPLING, "train", visit, position)
+def order(task: Task, visit: int, position: int) -> RolloutRequest:
+    return RolloutRequest(task, (4, 9, 5), SAMPLING, "train", visit, position)
 
 
 @pytest.fixture
-def open_books(tmp_path: Path) -> Iterator[Callable[..., StreamBooks]]:
+def open_books(tmp_path: Path) -> Iterator[Callable[..., AsyncTaskQueue]]:
     """`open_books(crew, stop=...)`: books with their own thread; closed at the end."""
-    made: list[StreamBooks] = []
+    made: list[AsyncTaskQueue] = []
 
-    def make(crew: Any, **keys: Any) -> StreamBooks:
+    def make(crew: Any, **keys: Any) -> AsyncTaskQueue:
         config = Config(
             model="m", tasks="t", tasks_per_step=2, num_generations=4, max_staleness=1, max_steps=9,
             importance_sampling_correction=True,
         )  # fmt: skip
         ledger = Ledger.open(Journal.create(tmp_path / "ledger.journal"))
-        stream = Stream(ledger, BatchLog(tmp_path), TASKS, crew, order, config=config, trained=lambda: made[0].version)  # type: ignore[attr-defined]
-        made.append(StreamBooks(stream, FleetThread(), **keys))
+        stream = AsyncSampler(
+            ledger, BatchLog(tmp_path), TASKS, crew, order, config=config, trained=lambda: made[0].version
+        )  # type: ignore[attr-defined]
+        made.append(AsyncTaskQueue(stream, EventLoopThread(), **keys))
         made[0].version = 0  # type: ignore[attr-defined]
         return made[0]
 
     yield make
-    for books in made:
-        books.close()
-        books.thread.close()
+    for queue in made:
+        queue.close()
+        queue.thread.close()
 
 
 def test_the_loop_draws_keeps_and_settles_as_with_any_books(open_books: Any) -> None:
-    books = open_books(Crew())
+    queue = open_books(Crew())
     for step in range(1, 4):
-        batch = books.draw(step, 2)
-        books.keep(batch, batch.groups)
-        assert books.metrics()["async/staleness_max"] <= 1.0
-        books.version = books.stream.crew.version = step
-        books.advance(step)
-        books.settle(batch, step, [None, "partial_group" if step == 2 else None])
-    status = books.status()
+        batch = queue.next_batch(step, 2)
+        queue.record_rollouts(batch, batch.groups)
+        assert queue.metrics()["async/staleness_max"] <= 1.0
+        queue.version = queue.stream.crew.version = step
+        queue.advance(step)
+        queue.close_batch(batch, step, [None, "partial_group" if step == 2 else None])
+    status = queue.status()
     assert status["groups"] >= 6
-    books.close()
-    balance = books.stream.ledger.balance()
+    queue.close()
+    balance = queue.stream.ledger.balance()
     assert (balance.trained, balance.dropped, balance.lost) == (5, {"partial_group": 1}, 0)
 
 
 def test_asked_to_stop_it_stops_waiting_and_no_batch_is_lost(open_books: Any) -> None:
     asked = threading.Event()
-    books = open_books(Crew(False), stop=asked.is_set)
+    queue = open_books(Crew(False), stop=asked.is_set)
     asked.set()
     with pytest.raises(StopRequested):
-        books.draw(1, 2)
-    books.close()
-    balance = books.stream.ledger.balance()
+        queue.next_batch(1, 2)
+    queue.close()
+    balance = queue.stream.ledger.balance()
     assert (balance.leased, balance.requeued) == (0, {"stopped": 4})
 
 
 def test_what_the_crew_raises_reaches_the_loop(open_books: Any) -> None:
-    books = open_books(Crew(FleetError("all gone", "so", "start again")))
+    queue = open_books(Crew(FleetError("all gone", "so", "start again")))
     with pytest.raises(FleetError, match="all gone"):
-        books.draw(1, 2)
+        queue.next_batch(1, 2)
 
 
 def test_the_pulse_beats_while_something_happens_and_not_otherwise(
@@ -111,21 +115,21 @@ def test_the_pulse_beats_while_something_happens_and_not_otherwise(
 ) -> None:
     """Looked at often, heard once: nothing has happened since."""
     beats, looks = [], []
-    monkeypatch.setattr("surefoot.runtime.stream_books.beat", beats.append)
-    books = open_books(Crew(False), stop=lambda: looks.append(1) or len(looks) > 3)
+    monkeypatch.setattr("surefoot.runtime.async_queue.tick", beats.append)
+    queue = open_books(Crew(False), stop=lambda: looks.append(1) or len(looks) > 3)
     with pytest.raises(StopRequested):
-        books.draw(1, 2)
+        queue.next_batch(1, 2)
     assert len(looks) == 4
     assert beats == ["waiting for groups"]
-    assert pulse.last().stage != "never"
+    assert heartbeat.last_heartbeat().stage != "never"
 
 
 def test_close_may_be_said_twice_and_leaves_no_thread(open_books: Any) -> None:
-    books = open_books(Crew(False))
-    books.close()
-    books.close()
-    books.thread.close()
-    assert "surefoot-fleet" not in {thread.name for thread in threading.enumerate() if thread is books.thread._thread}
+    queue = open_books(Crew(False))
+    queue.close()
+    queue.close()
+    queue.thread.close()
+    assert "surefoot-fleet" not in {thread.name for thread in threading.enumerate() if thread is queue.thread._thread}
 
 
 # -- the crew of this process ---------------------------------------------------------------
@@ -172,23 +176,23 @@ def crew(make_net: Any, make_engine: Any) -> Iterator[Any]:
     engine = EngineLoop(make_engine(make_net()))
     alone = RolloutCollector(make_engine(make_net()), grader, Codec(), prompts, seed=0, token_count=61)
     collector = RolloutCollector(engine, grader, Codec(), prompts, seed=0, token_count=61)
-    made = LocalCrew(engine, collector, capacity=4)
+    made = LocalRolloutRunner(engine, collector, capacity=4)
     yield made, alone, grader
     made.close()
     engine.close()
 
 
-def orders(alone: RolloutCollector) -> list[Order]:
+def orders(alone: RolloutCollector) -> list[RolloutRequest]:
     return [alone.order(task, SAMPLING, "train", 0, i) for i, task in enumerate(TASKS)]
 
 
 def test_groups_that_are_played_side_by_side_are_those_that_are_played_alone(crew: Any) -> None:
     made, alone, _ = crew
 
-    async def all_at_once() -> list[Played]:
+    async def all_at_once() -> list[RolloutResult]:
         return list(await asyncio.gather(*(made.play(o) for o in reversed(orders(alone)))))
 
-    assert asyncio.run(all_at_once())[::-1] == alone.play_orders(orders(alone))
+    assert asyncio.run(all_at_once())[::-1] == alone.run_rollouts(orders(alone))
 
 
 def test_a_slow_grader_does_not_hold_up_decoding(crew: Any) -> None:
@@ -228,9 +232,9 @@ def test_a_cancelled_play_leaves_the_engine(crew: Any) -> None:
 
 
 def test_a_play_may_neither_bring_weights_nor_close_the_engine() -> None:
-    from surefoot.runtime.local_crew import _Caller
+    from surefoot.runtime.local import _CancellableEngine
 
-    caller = _Caller(None)  # type: ignore[arg-type]
+    caller = _CancellableEngine(None)  # type: ignore[arg-type]
     with pytest.raises(EngineError, match="brought weights"):
         caller.load_weights({}, 1)
     with pytest.raises(EngineError, match="closed the engine"):

@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_kit import SAMPLING, TASK, Box, Graders, Kit, call, codec, play, tokenizer
 
-from surefoot.envs import single_turn
-from surefoot.envs.judges import GradingRules
-from surefoot.envs.rewards.marks import Mark
-from surefoot.envs.rewards.reward_pool import RewardPool
-from surefoot.envs.tools import ToolLimits
 from surefoot.errors import EngineError, InvariantError, ToolError, ToolFailedError
 from surefoot.guards.invariants import check_groups, check_samples
-from surefoot.policy.chat import structural_ids
-from surefoot.policy.samples import to_sample, weigh
+from surefoot.guards.reward_values import RewardValue
+from surefoot.learner.chat import structural_ids
+from surefoot.learner.samples import to_sample, to_samples
 from surefoot.protocols import Request, ToolAnswer
 from surefoot.records import Group, Rollout
-from surefoot.runtime import tool_rounds
-from surefoot.store.group_records import group_record, read_group
+from surefoot.rewards import single_turn
+from surefoot.rewards.pool import RewardPool
+from surefoot.rewards.rules import GradingRules
+from surefoot.runtime import rollout as tool_rounds
+from surefoot.storage.batches import group_record, read_group
+from surefoot.tools.session import ToolLimits
 
 
 def one_call(request: Request, context: str) -> str:
@@ -56,7 +56,7 @@ def test_a_rollout_calls_reads_and_answers() -> None:
 
 
 def test_the_first_turn_draws_from_the_stream_of_a_rollout_without_tools() -> None:
-    from surefoot.runtime.seeds import derive_seed
+    from surefoot.runtime.requests import derive_seed
 
     seen: list[Request] = []
 
@@ -100,7 +100,7 @@ def test_masks_are_zero_on_every_tool_token_and_no_structure_comes_from_a_tool(
     (played,) = play(says, Kit(lambda rollout: Box(lambda *_: next(left))), reply_tokens=limit)
     known = codec()
     check_groups([played.group], vocab_size=known.vocab_size, stop_ids=known.stop_ids)
-    samples = weigh([played.group], scale="group")
+    samples = to_samples([played.group], scale="group")
     check_samples(samples, [played.group])
     structure = structural_ids(tokenizer())
     for rollout in played.group.rollouts:
@@ -117,20 +117,20 @@ def test_masks_are_zero_on_every_tool_token_and_no_structure_comes_from_a_tool(
 
 def test_planted_tool_tokens_in_the_mask_are_caught() -> None:
     (played,) = play(one_call, Kit(calculator))
-    (sample, *_) = weigh([played.group], scale="group")
+    (sample, *_) = to_samples([played.group], scale="group")
     trained = dataclasses.replace(sample, sampled=(True,) * len(sample.sampled))
     with pytest.raises(InvariantError, match="would train"):
-        check_samples([trained, *weigh([played.group], scale="group")[1:]], [played.group])
+        check_samples([trained, *to_samples([played.group], scale="group")[1:]], [played.group])
 
 
 def test_planted_rewritten_history_is_caught_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = tool_rounds.ToolRounds._answer
+    honest = tool_rounds.ToolRollouts._answer
 
     def rewrite(self, attempt):  # type: ignore[no-untyped-def]
         honest(self, attempt)
         attempt.prompt_ids = (attempt.prompt_ids[0] + 1, *attempt.prompt_ids[1:])
 
-    monkeypatch.setattr(tool_rounds.ToolRounds, "_answer", rewrite)
+    monkeypatch.setattr(tool_rounds.ToolRollouts, "_answer", rewrite)
     (played,) = play(one_call, Kit(calculator))
     known = codec()
     assert [rollout.rerendered_tokens for rollout in played.group.rollouts] == [1, 1]
@@ -210,8 +210,8 @@ def graders_of(rules: GradingRules) -> Any:
     """The environment of a run, on a pool that finds everything right."""
 
     class Pool(RewardPool):
-        def score(self, jobs: Any, tell: Any = None) -> list[dict[str, Mark]]:
-            return [{"rule": Mark(1.0, None)} for job in jobs for _ in range(job.size)]
+        def score(self, jobs: Any, tell: Any = None) -> list[dict[str, RewardValue]]:
+            return [{"rule": RewardValue(1.0, None)} for job in jobs for _ in range(job.size)]
 
     return single_turn.SingleTurnEnvironment(Pool({"rule": print}), {"rule": 1.0}, rules=rules)
 

@@ -12,7 +12,7 @@ import pytest
 
 from surefoot.errors import EngineError, FleetError, InvariantError, NumericsError, StateError, SurefootError
 from surefoot.protocols import Completion, Request, Scored
-from surefoot.runtime.probes import LONG, Canary, known_scores, make_probes
+from surefoot.runtime.probes import LONG, WeightProbe, known_scores, make_probes
 from surefoot.runtime.weights import Publisher, Replica, compare_checksums
 
 PROMPTS = [(1, 5, 6, 7), (1, 8, 9), (1, 5, 6, 10, 11)]
@@ -294,7 +294,7 @@ def test_the_probes_fill_a_cache_share_a_beginning_and_never_change() -> None:
     assert one.prompt_ids[:64] == two.prompt_ids[:64]
     assert one.prompt_ids != two.prompt_ids
     assert (one, two) == make_probes(reversed(PROMPTS), temperature=0.7, max_width=200)
-    canary = Canary([one, two], tolerance=1.0)
+    canary = WeightProbe([one, two], tolerance=1.0)
     first, second = canary.questions(1), canary.questions(2)
     assert [r.prompt_ids for r in first] == [r.prompt_ids for r in second]
     assert [r.seed for r in first] == [r.seed for r in second]
@@ -322,9 +322,9 @@ def test_no_probe_is_an_error_and_not_a_proof(prompts: Any, width: int) -> None:
 @pytest.mark.parametrize("tolerance", [0.0, -1.0, math.nan])
 def test_a_tolerance_that_proves_nothing_is_refused(tolerance: float) -> None:
     with pytest.raises(EngineError):
-        Canary(make_probes(PROMPTS, temperature=1.0, max_width=50), tolerance=tolerance)
+        WeightProbe(make_probes(PROMPTS, temperature=1.0, max_width=50), tolerance=tolerance)
     with pytest.raises(EngineError):
-        Canary([], tolerance=1.0)
+        WeightProbe([], tolerance=1.0)
 
 
 # -- joining late ---------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def test_known_beginnings_are_found() -> None:
 
 
 def test_planted_publisher_without_a_canary_believes_the_liar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Canary, "judge", lambda *_: {})
+    monkeypatch.setattr(WeightProbe, "judge", lambda *_: {})
     learner = Learner()
     publisher = make_publisher(learner)
     publish(publisher, [Engine()], 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.tracking import printed
-from surefoot.tracking.printed import PrintedLines, safe_bytes, safe_tail
+from surefoot.tracking import process_logs
+from surefoot.tracking.process_logs import PrintedLines, safe_bytes, safe_tail
 
 CANARY = "canary-of-the-worker"
 
@@ -39,7 +39,7 @@ def test_a_line_without_end_is_let_through_between_two_words() -> None:
     out += lines.rest()
     assert CANARY.encode() not in out
     assert out.count(b"***") == 40
-    assert longest <= printed._LONGEST + 6000
+    assert longest <= process_logs._LONGEST + 6000
 
 
 def test_a_line_without_end_and_without_words_takes_bounded_memory() -> None:
@@ -47,7 +47,7 @@ def test_a_line_without_end_and_without_words_takes_bounded_memory() -> None:
     out = 0
     for _ in range(100):
         out += len(lines.feed(b"x" * 10_000))
-        assert len(lines._waiting) <= printed._LONGEST + 10_000
+        assert len(lines._waiting) <= process_logs._LONGEST + 10_000
     assert out + len(lines.rest()) == 1_000_000
 
 

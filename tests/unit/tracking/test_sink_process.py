@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.harness.events import read_events
+from surefoot.harness.sources import read_events
 from surefoot.tracking.sink_process import Reports, TensorBoardSink, _LogStream, _Whole
 
 

@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from surefoot import pulse
-from surefoot.cli import status as command
+from surefoot.cli import runs
 from surefoot.errors import StateError
-from surefoot.store.lock import RunLock
-from surefoot.tracking import status as module
-from surefoot.tracking.status import SILENT_S, Board, State, StatusWriter, plain, read_status
-from surefoot.tracking.status_table import draw
+from surefoot.report.status_table import draw
+from surefoot.storage.lock import RunLock
+from surefoot.system import heartbeat
+from surefoot.tracking import status
+from surefoot.tracking.status import SILENT_S, RunCondition, StatusBoard, StatusWriter, plain, read_status
 
 NOW = 1_000_000.0
 FLEET = [
@@ -50,7 +50,7 @@ def shown(run: Path, *, alive: bool | None = True, width: int = 80) -> str:
 
 def test_the_writer_keeps_the_file_up_to_date_until_it_is_closed(run: Path) -> None:
     asked = threading.Event()
-    board = Board(max_steps=9)
+    board = StatusBoard(max_steps=9)
 
     def sources() -> dict[str, Any]:
         asked.set()
@@ -61,7 +61,7 @@ def test_the_writer_keeps_the_file_up_to_date_until_it_is_closed(run: Path) -> N
         board.step(3, {"reward": 0.5, "version": 3.0, "tokens_per_second": 10.0})
         asked.clear()
         assert asked.wait(10), "the thread asks again and again"
-        pulse.beat("learning")
+        heartbeat.tick("learning")
     found = json.loads((run / "status.json").read_text())
     assert {"step": 3, "max_steps": 9, "version": 3, "reward": 0.5, "tokens_per_s": 10.0}.items() <= found.items()
     assert (found["ended"], found["phase"]) == (True, "learning")
@@ -71,7 +71,7 @@ def test_the_writer_keeps_the_file_up_to_date_until_it_is_closed(run: Path) -> N
 
 
 def test_the_last_step_is_in_the_file_even_when_the_run_ends_within_a_second(run: Path) -> None:
-    board = Board(max_steps=2)
+    board = StatusBoard(max_steps=2)
     with StatusWriter(run / "status.json", board.facts, every_s=3600):
         board.step(2, {})
     assert json.loads((run / "status.json").read_text())["step"] == 2
@@ -98,7 +98,7 @@ def test_a_disk_that_refuses_stops_nobody_and_is_told_once(tmp_path: Path) -> No
 
 
 def test_a_source_that_hangs_does_not_hold_up_the_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(status, "PATIENCE_S", 0.01)
     never, hanging = threading.Event(), threading.Event()
 
     def sources() -> dict[str, Any]:
@@ -119,11 +119,11 @@ def test_numbers_that_are_not_finite_are_left_out_and_never_zero() -> None:
     inf = float("inf")
     assert plain({"a": float("nan"), "b": -inf, "c": 0, "d": None, "e": True}) == {"c": 0, "e": True}
     assert plain([1, "x\x1b[2J", {"deep": [inf]}]) == [1, "x\\x1b[2J", {"deep": [None]}]
-    assert len(plain(list(range(10**5)))) == module.MAX_ITEMS
+    assert len(plain(list(range(10**5)))) == status.MAX_ITEMS
 
 
 def test_few_held_out_answers_are_shown_as_a_count(run: Path) -> None:
-    board = Board(max_steps=9)
+    board = StatusBoard(max_steps=9)
     board.evaluated(0, {"eval_accuracy": 5 / 9, "eval_right": 5.0, "eval_n": 9.0, "eval_reward": 0.5})
     put(run, "status.json", board.facts())
     assert "held-out accuracy 5 of 9" in shown(run)
@@ -133,7 +133,7 @@ def test_few_held_out_answers_are_shown_as_a_count(run: Path) -> None:
 
 
 def test_live_sources_go_over_what_steps_said_but_not_with_nothing() -> None:
-    board = Board(max_steps=9)
+    board = StatusBoard(max_steps=9)
     board.step(1, {"async/queue": 1.0, "async/staleness_mean": 0.5})
     with board.asking(lambda: {"queue": 4, "staleness_mean": None, "groups_per_second": 2.0}):
         facts = board.facts()
@@ -142,7 +142,7 @@ def test_live_sources_go_over_what_steps_said_but_not_with_nothing() -> None:
 
 
 def test_who_was_there_is_remembered_after_the_fleet_is_gone() -> None:
-    board = Board(max_steps=9)
+    board = StatusBoard(max_steps=9)
     with board.asking(lambda: {"replicas": [{"name": "engine 0", "restarts": 3}], "queue": 5}):
         board.facts()
     board.step(2, {})
@@ -154,24 +154,24 @@ def test_who_was_there_is_remembered_after_the_fleet_is_gone() -> None:
 
 FRESH, OLD = {"updated": NOW - 1, "phase": "learning"}, {"updated": NOW - SILENT_S - 1, "phase": "learning"}
 CASES = [
-    (True, FRESH, None, State.RUNNING, "learning"),
-    (True, OLD, None, State.STALE, "silent for 16 s"),
-    (True, None, None, State.RUNNING, "no status yet"),
-    (False, FRESH, None, State.STOPPED, "--resume"),
-    (False, None, None, State.STOPPED, "--resume"),
-    (False, OLD, {"status": "PASS", "reasons": ["all steps ran"]}, State.FINISHED, "PASS; all steps ran"),
-    (False, OLD, {"status": "FAIL", "reasons": []}, State.FINISHED, "FAIL"),
-    (False, OLD, {"status": "INCOMPLETE", "reasons": ["stopped"]}, State.STOPPED, "on request"),
-    (None, FRESH, None, State.RUNNING, "learning"),
-    (None, OLD, None, State.STOPPED, "gone"),
-    (None, FRESH | {"ended": True}, {"status": "PASS"}, State.FINISHED, "PASS"),
-    (True, {"updated": NOW + 500}, None, State.RUNNING, "at work"),  # a clock that is ahead of ours
+    (True, FRESH, None, RunCondition.RUNNING, "learning"),
+    (True, OLD, None, RunCondition.STALE, "silent for 16 s"),
+    (True, None, None, RunCondition.RUNNING, "no status yet"),
+    (False, FRESH, None, RunCondition.STOPPED, "--resume"),
+    (False, None, None, RunCondition.STOPPED, "--resume"),
+    (False, OLD, {"status": "PASS", "reasons": ["all steps ran"]}, RunCondition.FINISHED, "PASS; all steps ran"),
+    (False, OLD, {"status": "FAIL", "reasons": []}, RunCondition.FINISHED, "FAIL"),
+    (False, OLD, {"status": "INCOMPLETE", "reasons": ["stopped"]}, RunCondition.STOPPED, "on request"),
+    (None, FRESH, None, RunCondition.RUNNING, "learning"),
+    (None, OLD, None, RunCondition.STOPPED, "gone"),
+    (None, FRESH | {"ended": True}, {"status": "PASS"}, RunCondition.FINISHED, "PASS"),
+    (True, {"updated": NOW + 500}, None, RunCondition.RUNNING, "at work"),  # a clock that is ahead of ours
 ]
 
 
 @pytest.mark.parametrize(("alive", "facts", "verdict", "state", "detail"), CASES)
 def test_the_state_follows_the_lock_then_the_verdict_then_the_age(
-    run: Path, alive: bool | None, facts: Any, verdict: Any, state: State, detail: str
+    run: Path, alive: bool | None, facts: Any, verdict: Any, state: RunCondition, detail: str
 ) -> None:
     for name, value in (("status.json", facts), ("verdict.json", verdict)):
         if value is not None:
@@ -189,7 +189,7 @@ def test_a_damaged_status_is_an_error_and_never_a_guess(run: Path, text: str) ->
 
 
 def test_a_huge_status_is_refused(run: Path) -> None:
-    put(run, "status.json", "1" * (module.MAX_BYTES + 1))
+    put(run, "status.json", "1" * (status.MAX_BYTES + 1))
     with pytest.raises(StateError, match="more than"):
         read_status(run, alive=True)
 
@@ -203,7 +203,7 @@ def test_what_is_no_run_is_an_error_by_name(tmp_path: Path) -> None:
 
 def test_planted_belief_in_the_file_alone_is_seen(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: a killed run leaves a fresh file; who believes it calls a dead run alive."""
-    real = module.read_status
+    real = status.read_status
     monkeypatch.setitem(globals(), "read_status", lambda run, alive, now: real(run, alive=None, now=now))
     with pytest.raises(AssertionError):
         test_the_state_follows_the_lock_then_the_verdict_then_the_age(run, *CASES[3])
@@ -250,7 +250,7 @@ def asked(*words: str) -> tuple[int, str]:
     import typer
 
     app = typer.Typer()
-    command.add_to(app)
+    runs.add_status(app)
     app.command("other")(lambda: None)  # with one command alone, typer takes no name
     result = CliRunner().invoke(app, ["status", *words])
     return result.exit_code, result.output
@@ -284,7 +284,7 @@ def test_watching_ends_with_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) 
         lock.close()
         put(run, "verdict.json", {"status": "PASS", "reasons": ["done"]})
 
-    monkeypatch.setattr(command.time, "sleep", wait)
+    monkeypatch.setattr(runs.time, "sleep", wait)
     code, text = asked(str(run), "--watch")
     assert (code, len(looks)) == (0, 1)
     assert text.index("RUNNING") < text.index("FINISHED")

@@ -14,7 +14,7 @@ import pytest
 import surefoot.trl_bridge as package
 from surefoot.guards import HeldOutGuard
 
-FRESH = ("surefoot.trl_bridge.parent", "surefoot.trl_bridge.trainer")
+FRESH = ("surefoot.trl_bridge.trainer", "surefoot.trl_bridge.trainer")
 """The modules that look for TRL when they are imported."""
 
 

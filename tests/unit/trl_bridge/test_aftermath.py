@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import pytest
 
 from surefoot.errors import SurefootError
-from surefoot.trl_bridge import ranks
-from surefoot.trl_bridge.aftermath import checkpoints_in, steps_until, write_verdict
+from surefoot.trl_bridge import guard
+from surefoot.trl_bridge.guard import checkpoints_in, steps_until, write_verdict
 
 SCRIPT = """
 import sys
 from surefoot.errors import CollapseStopError, ConfigError
-from surefoot.trl_bridge.aftermath import exit_with_own_code
+from surefoot.trl_bridge.guard import exit_with_own_code
 HOOK
 exit_with_own_code()
 exit_with_own_code()
@@ -74,9 +74,9 @@ def test_a_foreign_guards_status_is_written_too(tmp_path: Path) -> None:
 
 
 def test_one_process_is_the_first_rank_and_all_of_them() -> None:
-    assert (ranks.rank(), ranks.world_size()) == (0, 1)
-    assert ranks.from_first(lambda: 7) == 7
-    assert ranks.summed([1.0, 2.0]) == [1.0, 2.0]
+    assert (guard.rank(), guard.world_size()) == (0, 1)
+    assert guard.from_first(lambda: 7) == 7
+    assert guard.summed([1.0, 2.0]) == [1.0, 2.0]
     with pytest.raises(ZeroDivisionError):
-        ranks.from_first(lambda: 1 // 0)
-    assert isinstance(ranks._boxed(lambda: 1 // 0)[1], SurefootError)
+        guard.from_first(lambda: 1 // 0)
+    assert isinstance(guard._boxed(lambda: 1 // 0)[1], SurefootError)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.trl_bridge.cadence import fold_every
+from surefoot.trl_bridge.trainer import fold_every
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,19 @@ from torch import Tensor
 from surefoot.errors import InputError, ShapeError
 from surefoot.maths.preference import PreferencePair
 from surefoot.trl_bridge import ChannelDeadError, HintRow, score_pairs, sibling_hints
-from surefoot.trl_bridge.channels import Distillation, Watch, distil
-from surefoot.trl_bridge.extra_losses import ReplayChannel, SdpoChannel
-from surefoot.trl_bridge.hints import ask, hint_function, hinted, padded_left
-from surefoot.trl_bridge.replay import Replay, pair_logps
+from surefoot.trl_bridge.auxiliary import (
+    Distillation,
+    IdleChannelCounter,
+    ReplayChannel,
+    ReplayPairs,
+    SdpoChannel,
+    ask,
+    distil,
+    hint_function,
+    hinted,
+    padded_left,
+    pair_logps,
+)
 
 ROWS = [  # prompt, hinted prompt, completion: unequal lengths on purpose, so that padding shows
     ((5, 6), (5, 6, 9, 9), (11, 12, 2)),
@@ -80,7 +89,7 @@ def test_an_empty_hint_costs_nothing(make_net: Callable[..., Any]) -> None:
 
 def test_a_teacher_that_is_one_token_off_costs_more(make_net: Callable[..., Any]) -> None:
     """Negative test of the alignment: the same hint, the teacher's logits read one place too late."""
-    import surefoot.trl_bridge.channels as module
+    import surefoot.trl_bridge.auxiliary as module
 
     net, same = make_net("llama"), batch()
     same["teacher_prompt_ids"], same["teacher_prompt_mask"] = same["prompt_ids"], same["prompt_mask"]
@@ -185,7 +194,7 @@ def test_the_share_of_live_teachers_is_told(make_net: Callable[..., Any]) -> Non
 
 
 def test_one_living_microbatch_keeps_a_step_alive() -> None:
-    watch = Watch("x", limit=1)
+    watch = IdleChannelCounter("x", limit=1)
     for step in range(5):
         watch.note(step, alive=False)
         watch.note(step, alive=True)
@@ -249,7 +258,7 @@ def test_pair_scores_equal_the_slow_way(make_net: Callable[..., Any]) -> None:
 
 def test_replay_begins_at_log_two_and_a_step_down_its_gradient_prefers_the_chosen(make_net: Callable[..., Any]) -> None:
     net = make_net("llama", seed=3)
-    stock = Replay(score_pairs(net, PAIRS), per_batch=3, beta=1.0)
+    stock = ReplayPairs(score_pairs(net, PAIRS), per_batch=3, beta=1.0)
     terms = stock.loss(net, stock.deal(0))
     assert terms.loss.item() == pytest.approx(math.log(2), abs=1e-4)
     terms.loss.backward()
@@ -265,7 +274,7 @@ def test_replay_begins_at_log_two_and_a_step_down_its_gradient_prefers_the_chose
 def test_pairs_are_dealt_in_turn_and_microbatches_go_on(make_net: Callable[..., Any]) -> None:
     net, trainer = make_net("llama"), host()
     trainer.current_gradient_accumulation_steps = 2
-    stock = Replay(score_pairs(net, PAIRS), per_batch=1)
+    stock = ReplayPairs(score_pairs(net, PAIRS), per_batch=1)
     dealt: list[str] = []
     deal = stock.deal
     stock.deal = lambda turn: [dealt.append(p.source) or p for p in deal(turn)]  # type: ignore[method-assign]
@@ -286,6 +295,6 @@ def test_scoring_leaves_the_model_as_it_was(make_net: Callable[..., Any]) -> Non
 
 def test_pairs_that_cannot_teach_are_counted_by_reason(make_net: Callable[..., Any]) -> None:
     good = score_pairs(make_net("llama"), PAIRS)
-    stock = Replay([*good, good[0], PAIRS[1]], per_batch=1)
+    stock = ReplayPairs([*good, good[0], PAIRS[1]], per_batch=1)
     assert len(stock.pairs) == 3
     assert sum(stock.dropped.values()) == 2

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from surefoot.trl_bridge import HeldOutEvalError
-from surefoot.trl_bridge import evaluation as module
+from surefoot.trl_bridge import HeldOutEvalError, evaluation
 from surefoot.trl_bridge.evaluation import heldout_value, undisturbed
 
 
@@ -56,7 +55,7 @@ def test_random_streams_go_on_as_if_nothing_had_been_drawn() -> None:
 
 
 def test_planted_evaluation_that_draws_from_the_training_streams_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_restore", lambda streams: None)
+    monkeypatch.setattr(evaluation, "_restore", lambda streams: None)
     with pytest.raises(AssertionError):
         undisturbed_streams()
 
@@ -95,7 +94,7 @@ def test_planted_return_by_train_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
         yield
         models[0].train()
 
-    monkeypatch.setattr(module, "eval_mode", careless)
+    monkeypatch.setattr(evaluation, "eval_mode", careless)
     for evaluate in (greedy, raising):
         with pytest.raises(AssertionError):
             modes_come_back(evaluate)

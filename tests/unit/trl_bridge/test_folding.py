@@ -12,7 +12,7 @@ import pytest
 from surefoot.errors import CollapseStopError, InputError
 from surefoot.guards import HeldOutGuard
 from surefoot.trl_bridge import HeldOutEvalError
-from surefoot.trl_bridge.folding import BLIND_FOLDS
+from surefoot.trl_bridge.guard import BLIND_FOLDS
 
 Make = Callable[..., Any]
 

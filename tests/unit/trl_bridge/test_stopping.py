@@ -102,7 +102,7 @@ def test_a_soft_stop_raises_nothing_and_stays(stub: Make, quick: Make, series: A
 def test_planted_guard_that_never_latches_is_seen(
     stub: Make, quick: Make, series: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopping = importlib.import_module("surefoot.trl_bridge.stopping")
+    stopping = importlib.import_module("surefoot.trl_bridge.guard")
     real = stopping.insist
     asked: list[int] = []
 

@@ -16,7 +16,7 @@ import torch
 from surefoot.errors import CollapseStopError, ConfigError, NumericsError
 from surefoot.guards import HeldOutGuard
 from surefoot.trl_bridge import ChannelDeadError
-from surefoot.trl_bridge.folding import Memory
+from surefoot.trl_bridge.guard import FoldState
 
 Make = Callable[..., Any]
 FALLING = [0.28 - 0.05 * t for t in range(12)]
@@ -49,7 +49,7 @@ def test_importing_the_package_imports_neither_trl_nor_torch() -> None:
 
 def test_an_installed_but_broken_trl_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "trl.py").write_text("raise RuntimeError('half an installation')\n")
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import surefoot.trl_bridge.parent"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import surefoot.trl_bridge.trainer"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "half an installation" in done.stderr
@@ -142,7 +142,7 @@ def test_35_steps_at_10_fold_four_times_however_often_the_loss_is_computed(
 def test_planted_fold_at_every_microbatch_is_seen(
     stub: Make, quick: Make, series: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Memory, "is_new", lambda self, step: True)
+    monkeypatch.setattr(FoldState, "is_new", lambda self, step: True)
     assert len(folds_of_35_steps(stub(quick(min_steps=50), series(0.5), logging_steps=10), 4)) == 16
 
 

@@ -32,8 +32,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from surefoot.data.builtin import SUMS_LIMIT, sums_tasks
 from surefoot.data.heldout import is_heldout
-from surefoot.data.sums import LIMIT, sums_tasks
 from surefoot.records import Task
 
 PAD, UNK, END = "<|pad|>", "<|unk|>", "<|end|>"
@@ -126,7 +126,7 @@ def faulty_answer(task: Task, rng: random.Random) -> str:
     if draw < RIGHT + SYSTEMATIC:
         carries = a % 10 + b % 10 >= 10
         return str(a + b - 10 if carries else a + b + 10)
-    return str(rng.randrange(2 * LIMIT - 1))
+    return str(rng.randrange(2 * SUMS_LIMIT - 1))
 
 
 def _numbers(task: Task) -> tuple[int, int]:
@@ -237,7 +237,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     torch.use_deterministic_algorithms(True)
-    tasks = sums_tasks(LIMIT * LIMIT, args.seed)
+    tasks = sums_tasks(SUMS_LIMIT * SUMS_LIMIT, args.seed)
     seen = [task for task in tasks if not is_heldout(task.id, HELDOUT)]
     unseen = [task for task in tasks if is_heldout(task.id, HELDOUT)]
     tokenizer = make_tokenizer()

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from surefoot.assets.pebble.make_pebble import END, HELDOUT, IGNORED, make_model, save
 from surefoot.assets.pebble.make_pebble import make_tokenizer as make_pebble_tokenizer
-from surefoot.data.errands import CALCULATOR, DIGITS, KINDS, TOTAL, errands_tasks
+from surefoot.data.builtin import CALCULATOR, DIGITS, KINDS, TOTAL, errands_tasks
 from surefoot.data.heldout import is_heldout
 from surefoot.records import Task
 

@@ -5,11 +5,13 @@ Read next: `select.py` for the rules, `session.py` for the recording.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import os
 import random
 import sys
 import time
+import tomllib
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,62 @@ from typing import Any
 import pytest
 
 from surefoot.errors import ConfigError
-from surefoot.harness.affected.choice import Choice, choose
-from surefoot.harness.affected.environment import environment
-from surefoot.harness.affected.evidence import Evidence, sort_out
 from surefoot.harness.affected.options import MARKER, TESTMON_NOTE
-from surefoot.harness.affected.remember import Memory, Outside, Ran
-from surefoot.harness.affected.report import Report, dumps, loads, merge
-from surefoot.harness.affected.select import Judge
+from surefoot.harness.affected.records import ObservedUse, ProjectView, load, save, sort_out
+from surefoot.harness.affected.remember import (
+    FinishedTest,
+    OutsideTests,
+    SessionReport,
+    StateBuilder,
+    dump_report,
+    load_report,
+    merge_reports,
+)
+from surefoot.harness.affected.select import Choice, Judge, choose, explain, find_test, nearest
 from surefoot.harness.affected.session import OUTSIDE, start_recording
-from surefoot.harness.affected.settings import globs_for, read_extra
-from surefoot.harness.affected.store import load, save
-from surefoot.harness.affected.tree import Tree
-from surefoot.harness.affected.view import View
-from surefoot.harness.affected.why import explain, find_test, nearest
+from surefoot.harness.affected.tree import Tree, environment
+
+# -- What a project declares for affected-test selection: `[tool.surefoot.affected]` in pyproject.toml
+
+
+def read_extra(root: Path) -> dict[str, list[str]]:
+    """Pattern of tests to globs of files; a malformed table is refused, since ignoring it would lose dependencies."""
+    try:
+        text = (root / "pyproject.toml").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    try:
+        tool = tomllib.loads(text).get("tool", {})
+    except tomllib.TOMLDecodeError as error:
+        raise _refused(f"pyproject.toml is not TOML: {error}") from error
+    table = tool.get("surefoot", {}).get("affected", {})
+    unknown = set(table) - {"extra"}
+    if unknown:
+        raise _refused(f"unknown key tool.surefoot.affected.{min(unknown)}; the only one is extra")
+    extra = table.get("extra", {})
+    for pattern, globs in extra.items():
+        if not isinstance(globs, list) or not all(isinstance(each, str) for each in globs):
+            raise _refused(f"tool.surefoot.affected.extra[{pattern!r}] is not a list of globs")
+    return dict(extra)
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(what, "a dependency that is not understood would be ignored", 'see "Declare the rest" in docs')
+
+
+def globs_for(test: str, extra: dict[str, list[str]]) -> list[str]:
+    """The globs declared for a node id."""
+    path = test.partition("::")[0]
+    return [
+        glob
+        for pattern, globs in extra.items()
+        if fnmatch.fnmatchcase(test, pattern) or fnmatch.fnmatchcase(path, pattern)
+        for glob in globs
+    ]
+
+
+# -- The pytest side: choose after collection, record while tests run, remember when they end -----
+
 
 NAME = "surefoot-affected"
 _CHANNEL = "surefoot_affected"
@@ -65,14 +110,14 @@ class _Base:
         self.environment = environment()
         self.state, self.notice = load(self.root)
         self.tree = Tree(self.root, self.state.known())
-        self.view = View(self.tree, self.state.roots, self.state.edges)
+        self.view = ProjectView(self.tree, self.state.roots, self.state.edges)
         self.judge = Judge(self.state, self.view, self.environment)
-        self.report = Report()
+        self.report = SessionReport()
 
     def remember(self) -> None:
         """Write the next state."""
         self.report.outside.started = self.started
-        memory = Memory(self.state, self.view, self.environment, self.report.outside)
+        memory = StateBuilder(self.state, self.view, self.environment, self.report.outside)
         save(self.root, memory.learn(self.report.ran, self.judge, self.report.gone))
 
     def settle(self, session: pytest.Session) -> None:
@@ -105,7 +150,7 @@ class Affected(_Base):
         self.why: str | None = config.getoption("affected_why")
         self.explained: list[str] = []
         self.numbers: dict[str, int] = {}
-        self.outcomes: dict[str, Ran] = {}
+        self.outcomes: dict[str, FinishedTest] = {}
         self.fixtures: dict[int, tuple[Any, list[int]]] = {}
         self.used: dict[str, set[int]] = {}
         self.choice: Choice | None = None
@@ -175,13 +220,13 @@ class Affected(_Base):
             self.recording.end()
             self.outcomes[item.nodeid].seconds = time.perf_counter() - start
 
-    def _fresh(self, item: pytest.Item) -> Ran:
+    def _fresh(self, item: pytest.Item) -> FinishedTest:
         path = _relative(item.path, self.root)
         folders = [Path(path).parent, *Path(path).parent.parents]
         conftests = [(folder / "conftest.py").as_posix() for folder in folders]
         globs = [str(word) for mark in item.iter_markers("depends_on") for word in mark.args]
         known = [each for each in conftests if each in self.tree.blocks]
-        return Ran("unfinished", path, known, globs + globs_for(item.nodeid, self.extra))
+        return FinishedTest("unfinished", path, known, globs + globs_for(item.nodeid, self.extra))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
@@ -220,7 +265,7 @@ class Affected(_Base):
         self._gather()
         self.recording.stop()
         if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput[_CHANNEL] = dumps(self.report)
+            self.config.workeroutput[_CHANNEL] = dump_report(self.report)
         elif not self.config.getoption("collectonly") and session.exitstatus != pytest.ExitCode.INTERNAL_ERROR:
             self.remember()
             self.settle(session)
@@ -233,13 +278,13 @@ class Affected(_Base):
         for test, one in self.outcomes.items():
             if one.outcome == "unfinished":
                 continue  # interrupted: whatever was known before stays
-            one.evidence = evidence.get(self.numbers[test], Evidence())
+            one.evidence = evidence.get(self.numbers[test], ObservedUse())
             for name in self.used.get(test, ()):
                 for number in self.fixtures[name][1] if name in self.fixtures else ():
-                    one.evidence.add(evidence.get(number, Evidence()))
+                    one.evidence.add(evidence.get(number, ObservedUse()))
             self.report.ran[test] = one
-        self.report.outside = Outside(
-            evidence.get(OUTSIDE, Evidence()), _early_files(self.recording.early, self.root), _roots(self.root)
+        self.report.outside = OutsideTests(
+            evidence.get(OUTSIDE, ObservedUse()), _early_files(self.recording.early, self.root), _roots(self.root)
         )
         self.report.notices += self._missed()
 
@@ -263,20 +308,20 @@ class Controller(_Base):
 
     def __init__(self, config: pytest.Config) -> None:
         super().__init__(config)
-        self.parts: list[Report] = []
+        self.parts: list[SessionReport] = []
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker that died says nothing, so its tests stay as they were."""
         text = getattr(node, "workeroutput", {}).get(_CHANNEL)
         if text:
-            self.parts.append(loads(text))
+            self.parts.append(load_report(text))
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         """Merge and store."""
         result = yield
-        self.report = merge(self.parts)
+        self.report = merge_reports(self.parts)
         if self.parts and session.exitstatus != pytest.ExitCode.INTERNAL_ERROR:
             self.remember()
             self.settle(session)

@@ -6,21 +6,29 @@ Promises   only a test that ended well is stored as such; a test that depends on
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from surefoot.harness.affected.blocks import CORE
-from surefoot.harness.affected.evidence import Block, Evidence
+from surefoot.harness.affected.records import (
+    AffectedState,
+    Block,
+    Called,
+    Dependency,
+    ObservedUse,
+    ProjectView,
+    TestRecord,
+)
 from surefoot.harness.affected.select import Judge
-from surefoot.harness.affected.store import Key, State, TestRecord
-from surefoot.harness.affected.view import Called, View
 
 CONFIG_FILES = ("pyproject.toml", "pytest.ini", ".pytest.ini", "pytest.toml", "setup.cfg", "tox.ini")
 
 
 @dataclass
-class Ran:
+class FinishedTest:
     """One test of the session that just ended."""
 
     outcome: str  # "passed", "skipped" or "failed"
@@ -28,29 +36,31 @@ class Ran:
     conftests: list[str] = field(default_factory=list)
     globs: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: ObservedUse = field(default_factory=ObservedUse)
 
 
 @dataclass
-class Outside:
+class OutsideTests:
     """What happened outside of any test, and what was there before recording began."""
 
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: ObservedUse = field(default_factory=ObservedUse)
     early: set[str] = field(default_factory=set)  # project files that were imported before
     roots: set[str] = field(default_factory=set)  # folders of the project on the module search path
     started: float = 0.0  # wall-clock time of the session's start
 
 
-class Memory:
+class StateBuilder:
     """Builds the next state from the last one, the view the session began with, and what ran."""
 
-    def __init__(self, state: State, view: View, environment: dict[str, str], outside: Outside) -> None:
+    def __init__(
+        self, state: AffectedState, view: ProjectView, environment: dict[str, str], outside: OutsideTests
+    ) -> None:
         self.view, self.outside = view, outside
         self.numbers = {key: number for number, key in enumerate(state.keys)}
         self._imported: dict[frozenset[str], set[int]] = {}
         self._given: dict[frozenset[str], frozenset[int]] = {}
         moved = state.environment != environment
-        self.state = State(
+        self.state = AffectedState(
             environment=environment,
             roots=sorted({*state.roots, *outside.roots}),
             edges={path: list(many) for path, many in state.edges.items()},
@@ -64,7 +74,7 @@ class Memory:
         )
 
     # -- in order -------------------------------------------------------------------
-    def learn(self, ran: Mapping[str, Ran], judge: Judge, gone: Iterable[str]) -> State:
+    def learn(self, ran: Mapping[str, FinishedTest], judge: Judge, gone: Iterable[str]) -> AffectedState:
         """The next state."""
         for test in gone:
             self.state.tests.pop(test, None)
@@ -72,14 +82,14 @@ class Memory:
         self._note_outside()
         for one in ran.values():
             self._note_edges(one.evidence)
-        self.view = View(self.view.tree, self.state.roots, self.state.edges)
+        self.view = ProjectView(self.view.tree, self.state.roots, self.state.edges)
         edited = self._edited(ran)
         for test, one in ran.items():
             self.state.tests[test] = self._record(one, edited)
         self._inherit()
         return self.state
 
-    def _mark_pending(self, judge: Judge, ran: Mapping[str, Ran]) -> None:
+    def _mark_pending(self, judge: Judge, ran: Mapping[str, FinishedTest]) -> None:
         """A test that should have run and did not stays chosen, whatever the next comparison says."""
         for test, record in self.state.tests.items():
             if test not in ran and (reason := next(judge.reasons(test), None)) and not record.pending:
@@ -113,13 +123,13 @@ class Memory:
         if path not in reads:
             reads.append(path)
 
-    def _note_edges(self, seen: Evidence) -> None:
+    def _note_edges(self, seen: ObservedUse) -> None:
         for importer, name in seen.imports:
             many = self.state.edges.setdefault(importer, [])
             many += sorted(self.view.graph.find(name, importer) - {importer, *many})
 
     # -- one test ---------------------------------------------------------------------
-    def _record(self, one: Ran, edited: set[str]) -> TestRecord:
+    def _record(self, one: FinishedTest, edited: set[str]) -> TestRecord:
         seen, files = one.evidence, self.view.tree.blocks
         starts = {one.path, *one.conftests, *(path for path, _ in seen.blocks)}
         starts |= {each for importer, name in seen.imports for each in self.view.graph.find(name, importer)}
@@ -150,19 +160,19 @@ class Memory:
                 numbers |= {self._number(names), self._number(self.view.key("core", path))}
         return self._imported[closure]
 
-    def _number(self, key: Key) -> int:
+    def _number(self, key: Dependency) -> int:
         if key not in self.numbers:
             self.numbers[key] = len(self.state.keys)
             self.state.keys.append(key)
         return self.numbers[key]
 
-    def _hidden(self, paths: set[str], seen: Evidence, edited: set[str]) -> str | None:
+    def _hidden(self, paths: set[str], seen: ObservedUse, edited: set[str]) -> str | None:
         touched = sorted(paths & edited)
         if touched:
             return f"{touched[0]} was changed while the tests ran"
         return min(seen.problems, default=None)
 
-    def _edited(self, ran: Mapping[str, Ran]) -> set[str]:
+    def _edited(self, ran: Mapping[str, FinishedTest]) -> set[str]:
         """Files that did not stay as they were between the start of the session and now."""
         tree = self.view.tree
         found = tree.edited_since(tree.blocks)
@@ -235,3 +245,67 @@ class Memory:
         path, name = giver
         shared = self.view.tree.blocks[path].shared.get(name) if path in self.view.tree.blocks else None
         return None if shared is None or shared.names is None else self.view.speakers(shared.names)
+
+
+# -- What a session leaves behind, as one value that can travel: from an xdist worker to the controller as text
+
+
+@dataclass
+class SessionReport:
+    """What one pytest process ran and saw."""
+
+    ran: dict[str, FinishedTest] = field(default_factory=dict)
+    outside: OutsideTests = field(default_factory=OutsideTests)
+    collected: list[str] = field(default_factory=list)  # every test found, chosen or not
+    gone: list[str] = field(default_factory=list)  # stored tests that do not exist any more
+    offered: int = 0  # left by -k, -m and the like
+    chosen: int = 0
+    notices: list[str] = field(default_factory=list)
+
+
+def merge_reports(reports: Iterable[SessionReport]) -> SessionReport:
+    """One report of several workers that shared one list of tests."""
+    whole = SessionReport()
+    for report in reports:
+        for test, one in report.ran.items():
+            before = whole.ran.get(test)
+            whole.ran[test] = one if before is None or before.outcome != "failed" else before
+        whole.outside.evidence.add(report.outside.evidence)
+        whole.outside.early |= report.outside.early
+        whole.outside.roots |= report.outside.roots
+        whole.collected, whole.gone = report.collected, report.gone
+        whole.offered, whole.chosen, whole.notices = report.offered, report.chosen, report.notices
+    return whole
+
+
+def dump_report(report: SessionReport) -> str:
+    """As text."""
+    return json.dumps(_plain(report), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ObservedUse):
+        reads = {path: sorted(stack) for path, stack in value.reads.items()}
+        return {**vars(value), "reads": reads}
+    return sorted(value) if isinstance(value, set) else vars(value)
+
+
+def load_report(text: str) -> SessionReport:
+    """From text."""
+    value = json.loads(text)
+    ran = {
+        test: FinishedTest(**{**one, "evidence": _evidence(one["evidence"])}) for test, one in value.pop("ran").items()
+    }
+    out = value.pop("outside")
+    outside = OutsideTests(_evidence(out["evidence"]), set(out["early"]), set(out["roots"]), out["started"])
+    return SessionReport(ran=ran, outside=outside, **value)
+
+
+def _evidence(value: dict[str, Any]) -> ObservedUse:
+    return ObservedUse(
+        blocks={(path, name) for path, name in value["blocks"]},
+        loaded=set(value["loaded"]),
+        reads={path: {(a, b) for a, b in stack} for path, stack in value["reads"].items()},
+        imports={(importer, name) for importer, name in value["imports"]},
+        problems=set(value["problems"]),
+    )

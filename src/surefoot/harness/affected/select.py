@@ -13,14 +13,16 @@ Read next: `remember.py`, which turns a finished session into these records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+import random
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from surefoot.harness.affected.blocks import CORE
-from surefoot.harness.affected.environment import difference
-from surefoot.harness.affected.evidence import Block
-from surefoot.harness.affected.store import Key, State, TestRecord
-from surefoot.harness.affected.tree import ABSENT
-from surefoot.harness.affected.view import View
+from surefoot.harness.affected.records import AffectedState, Block, Dependency, ProjectView, TestRecord
+from surefoot.harness.affected.tree import ABSENT, difference
 
 _KINDS = {"core": "what importing {} runs", "file": "{}", "glob": "files matching {}"}
 
@@ -34,7 +36,7 @@ class Judge:
         environment: of this run.
     """
 
-    def __init__(self, state: State, view: View, environment: dict[str, str]) -> None:
+    def __init__(self, state: AffectedState, view: ProjectView, environment: dict[str, str]) -> None:
         self.state, self.view = state, view
         self.moved = difference(state.environment, environment) if state.tests else None
         self._changed = {number: key for number, key in enumerate(state.keys) if self._differs(key)}
@@ -42,7 +44,7 @@ class Judge:
         self._hard = self._changed.keys() - self._renamed.keys()
         self._new = self._new_files()
 
-    def _differs(self, key: Key) -> bool:
+    def _differs(self, key: Dependency) -> bool:
         return self.view.hash_of(key.kind, key.path, key.name) != key.hash
 
     def _new_files(self) -> dict[str, set[Block]]:
@@ -78,13 +80,13 @@ class Judge:
         for number in sorted(mine & self._renamed.keys()):
             yield from self._redeclared(self._renamed[number], record)
 
-    def _describe(self, key: Key, *, inherited: bool) -> str:
+    def _describe(self, key: Dependency, *, inherited: bool) -> str:
         gone = self.view.hash_of(key.kind, key.path, key.name) == ABSENT
         what = f"{key.path}::{key.name}" if key.kind == "body" else _KINDS[key.kind].format(key.path)
         verb = "is gone" if gone else "appeared" if key.hash == ABSENT else "changed"
         return f"{what} {verb}" + (", which another test or an import ran for it" if inherited else "")
 
-    def _redeclared(self, key: Key, record: TestRecord) -> Iterator[str]:
+    def _redeclared(self, key: Dependency, record: TestRecord) -> Iterator[str]:
         """A function or constant of a file it imports is declared differently: does the test speak of it?"""
         before = self.state.declared.get(key.hash, {})
         blocks = self.view.tree.blocks.get(key.path)
@@ -114,3 +116,71 @@ class Judge:
         keys = (self.state.keys[number] for number in [*record.keys, *record.inherited])
         ran = {(key.path, key.name) for key in keys if key.kind == "body"}
         return ran | {(path, CORE) for path in record.closure}
+
+
+# -- Which of the collected tests run: those affected, those that the user named, and a few for the audit
+
+
+@dataclass
+class Choice:
+    """The collected tests, sorted out; `to_run` keeps their order."""
+
+    affected: list[Any] = field(default_factory=list)
+    audited: list[Any] = field(default_factory=list)
+    left_out: list[Any] = field(default_factory=list)
+    to_run: list[Any] = field(default_factory=list)
+
+
+def choose(items: list[Any], judge: Judge, config: Any, audit: int, dice: random.Random) -> Choice:
+    """Sort `items` out. `-k` and node ids win: what they match runs, affected or not."""
+    named = [word for word in config.args if "::" in word]
+    by_name = bool(config.getoption("keyword"))
+    choice = Choice()
+    spare: list[Any] = []
+    for item in items:
+        wanted = by_name or any(_means(word, item, config.invocation_params.dir) for word in named)
+        (choice.affected if wanted or judge.is_affected(item.nodeid) else spare).append(item)
+    choice.audited = dice.sample(spare, min(max(audit, 0), len(spare)))
+    runs = {id(item) for item in [*choice.affected, *choice.audited]}
+    choice.to_run = [item for item in items if id(item) in runs]
+    choice.left_out = [item for item in items if id(item) not in runs]
+    return choice
+
+
+def _means(word: str, item: Any, folder: Path) -> bool:
+    """Whether the argument `word`, a node id, selects `item`."""
+    path, _, names = word.partition("::")
+    mine: str = item.nodeid.partition("::")[2]
+    if (folder / path).resolve() != item.path.resolve():
+        return False
+    return mine == names or mine.startswith((f"{names}::", f"{names}["))
+
+
+# -- `pytest --why TEST`: whether a test would run, and for which reasons -------------------------
+
+
+def explain(judge: Judge, test: str) -> list[str]:
+    """Lines for one test."""
+    reasons = list(judge.reasons(test))
+    if reasons:
+        return [f"{test} would run:", *(f"  - {reason}" for reason in reasons)]
+    record = judge.state.tests[test]
+    kinds = [judge.state.keys[number].kind for number in {*record.keys, *record.inherited}]
+    counts = f"{kinds.count('body')} function(s), {len(record.closure)} imported file(s)"
+    return [
+        f"{test} would not run: nothing that it depends on changed",
+        f"  it depends on {counts} and {kinds.count('file') + kinds.count('glob')} other file(s) or folder(s)",
+    ]
+
+
+def find_test(wanted: str, tests: Collection[str]) -> list[str]:
+    """The node ids that `wanted` means: itself, its parameters, or the one test that ends with it."""
+    if wanted in tests:
+        return [wanted]
+    return [each for each in tests if each.startswith(f"{wanted}[") or each.endswith((f"/{wanted}", f"::{wanted}"))]
+
+
+def nearest(wanted: str, tests: Collection[str]) -> str:
+    """A hint with the most similar node ids."""
+    near = difflib.get_close_matches(wanted, tests, n=3, cutoff=0.4)
+    return f"nearest: {', '.join(near)}" if near else f"{len(tests)} test(s) were collected, none is similar"

@@ -28,10 +28,10 @@ OUTSIDE = 0
 
 TORN = "a process it started left half a record"
 
-_current: Recording | None = None
+_current: SessionRecording | None = None
 
 
-class Recording:
+class SessionRecording:
     """One recorded session; made by `start_recording`."""
 
     def __init__(self, root: Path) -> None:
@@ -114,9 +114,9 @@ def _read_log(log: Path) -> list[tuple[int, Fact]]:
     return found
 
 
-def start_recording(root: str | Path) -> Recording:
+def start_recording(root: str | Path) -> SessionRecording:
     """The recording of this process: started now, or the one that runs already for the same root."""
     global _current
     if _current is None or _current.root != Path(root).resolve():
-        _current = Recording(Path(root))
+        _current = SessionRecording(Path(root))
     return _current

@@ -6,5 +6,5 @@ Promises   only a measured failure counts as bad: a missing script, a failed bui
            learnt before a stop can be replayed.
 Never      changes the user's git config, or runs code that a checkout may delete: it works from a copy of itself.
 
-Read next: `command.py`, the whole search on one screen; `posterior.py`, the mathematics of noise.
+Read next: `command.py`, the whole search on one screen; `noisy.py`, the mathematics of noise.
 """

@@ -17,7 +17,7 @@ _FALSE = {"", "0", "false", "no", "off"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class BisectOptions:
     """One call of `surefoot bisect`."""
 
     command: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Options:
         return self.flaky or self.metric is not None
 
 
-def with_environment(options: Options, environ: Mapping[str, str] | None = None) -> Options:
+def with_environment(options: BisectOptions, environ: Mapping[str, str] | None = None) -> BisectOptions:
     """Fill in from GOOD, BAD, BISECT_REPLAY_LOG and the others what no option said; then check what was given."""
     env = os.environ if environ is None else environ
     found = replace(
@@ -84,7 +84,7 @@ def with_environment(options: Options, environ: Mapping[str, str] | None = None)
     return found
 
 
-def _introduced(options: Options) -> Options:
+def _introduced(options: BisectOptions) -> BisectOptions:
     """`--good=introduced PATH -- CMD`: the parser hands over PATH as the first plain word."""
     if options.good and options.good.startswith(f"{INTRODUCED} "):
         return replace(options, good=INTRODUCED, good_path=options.good.removeprefix(INTRODUCED).strip())
@@ -99,7 +99,7 @@ def _introduced(options: Options) -> Options:
     return replace(options, good_path=options.command[0], command=options.command[1:])
 
 
-def _check(options: Options, env: Mapping[str, str]) -> None:
+def _check(options: BisectOptions, env: Mapping[str, str]) -> None:
     for name in options.require_env:
         if not env.get(name):
             raise ConfigError(
@@ -110,7 +110,7 @@ def _check(options: Options, env: Mapping[str, str]) -> None:
         raise ConfigError(*problem)
 
 
-def _problems(options: Options) -> Iterator[tuple[str, str, str]]:
+def _problems(options: BisectOptions) -> Iterator[tuple[str, str, str]]:
     """What, why and fix of everything in the values that cannot be meant."""
     if options.flaky and options.metric:
         yield "--flaky and --metric were both given", "a commit is judged by one of them", "drop one"

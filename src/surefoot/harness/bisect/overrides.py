@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import ConfigError
-from surefoot.harness.bisect.options import Options
+from surefoot.harness.bisect.evidence import OUT
+from surefoot.harness.bisect.options import BisectOptions
 from surefoot.harness.bisect.repository import Repository
-from surefoot.harness.bisect.suite_evidence import OUT
 
 
 class OverrideError(ConfigError):
     """An override cannot be applied to this commit."""
 
 
-def as_json(options: Options) -> dict[str, Any]:
+def as_json(options: BisectOptions) -> dict[str, Any]:
     """Every override in force, for a verdict."""
     return {
         "sed_clauses": options.sed,
@@ -37,7 +37,7 @@ def as_json(options: Options) -> dict[str, Any]:
     }
 
 
-def argv(options: Options) -> list[str]:
+def argv(options: BisectOptions) -> list[str]:
     """The command with its extra arguments.
 
     A `surefoot suite run` also gets the structured overrides and an `--out` of its own for each commit; extra arguments
@@ -88,7 +88,7 @@ def _own_words(words: Sequence[str]) -> list[str] | None:
     return list(words[3:]) if list(words[1:3]) == ["-m", "surefoot"] else None
 
 
-def named_files(repository: Repository, options: Options, commits: list[str]) -> list[str]:
+def named_files(repository: Repository, options: BisectOptions, commits: list[str]) -> list[str]:
     """Words of the command that name a file in one of `commits`, as paths from the root; pytest node ids count."""
     found = []
     suite = is_suite_run(options.command)  # its words name a suite and recipes, and files only as `NAME.toml`
@@ -108,7 +108,7 @@ def _from_root(repository: Repository, folder: Path, word: str) -> str | None:
     return None if path == ".." or path.startswith("../") else posixpath.normpath(path)
 
 
-def script(repository: Repository, options: Options, files: list[str]) -> tuple[Path, bool]:
+def script(repository: Repository, options: BisectOptions, files: list[str]) -> tuple[Path, bool]:
     """The file that SED_CLAUSES edits, and whether git tracks it: the first file that the command names."""
     if files:
         return repository.root / files[0], True

@@ -3,18 +3,27 @@
 Owns       every checkout, and the memory of where the user was.
 Promises   the user's config stays untouched (settings travel with each call); what the command changed in tracked files
            never reaches the next commit; a file of the user's that git does not know is never overwritten; hooks and
-           other programs that the repository names are not run (`git_calls.py`).
-Never      touches a tree that was not found clean first (`preconditions.py`).
+           other programs that the repository names are not run (`system/git.py`).
+Never      touches a tree that was not found clean first (`command.py`).
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
+import signal
 import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
 
-from surefoot.errors import StateError
-from surefoot.git_calls import GitError, OwnPrograms, git_call
+from surefoot.errors import ConfigError, StateError, StoppedError
+from surefoot.harness.git import run_git
+from surefoot.system.git import GitError, OwnPrograms, git_call, own_programs
 
 SETTINGS = ("submodule.recurse=true", "fetch.recurseSubmodules=on-demand", "advice.detachedHead=false")
 _BRANCHES = "refs/heads/"
@@ -133,3 +142,231 @@ class Repository:
         for name in left & wanted:
             (self.root / name).unlink(missing_ok=True)
         return bool(left & wanted)
+
+
+# -- Stop when asked, and never in the middle of putting things back ------------------------------
+# Owns       the handlers of SIGINT, SIGTERM and SIGHUP, and the one child process that may be running.
+# Promises   a signal only sets a flag and ends the child; nothing is thrown into code that is cleaning up, so a second
+# or a tenth signal cannot break the way home. A child that ignores the first signal is killed by the second.
+# Never      lets a terminal's Ctrl-C reach the child or git directly: each runs in a session of its own.
+
+
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stop:
+    """Listens while it is entered; `check()` is where a request takes effect."""
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        for number in _SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a hang-up stays ignored
+                self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        """Raise `StoppedError` when a stop was asked for."""
+        if self.asked is not None:
+            raise StoppedError(
+                f"stopped by {signal.Signals(self.asked).name}",
+                "it was asked for",
+                "resume with the line printed below",
+            )
+
+    def call(self, argv: Sequence[str], folder: Path, env: Mapping[str, str], output: Path) -> int:
+        """Exit code of one command, its words added to `output`; 126 and 127 as a shell says, negative for a signal."""
+        self.check()
+        with output.open("ab") as sink:
+            try:
+                child = _start(argv, folder, env, sink)
+            except OSError as error:
+                sink.write(f"{argv[0]}: {error.strerror}\n".encode(errors="surrogateescape"))
+                return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            self._child = child
+            try:
+                if self.asked is not None:  # it came between the start of the child and the line above
+                    self._end(signal.SIGTERM)
+                return child.wait()
+            finally:
+                self._child = None
+                _end_group(
+                    child.pid, signal.SIGTERM
+                )  # what it left in the background would follow us to the next commit
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        again = self.asked is not None
+        self.asked = self.asked if self.asked is not None else number
+        self._end(signal.SIGKILL if again else signal.SIGTERM)
+
+    def _end(self, number: int) -> None:
+        if self._child is not None:
+            _end_group(self._child.pid, number)
+
+
+def _start(argv: Sequence[str], folder: Path, env: Mapping[str, str], sink: Any) -> subprocess.Popen[bytes]:
+    words = list(argv)
+    try:
+        return _popen(words, folder, env, sink)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        return _popen(["/bin/sh", *words], folder, env, sink)  # a script without #!: what a shell would do
+
+
+def _popen(words: list[str], folder: Path, env: Mapping[str, str], sink: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        words,
+        cwd=folder,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=sink,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def _end_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return  # gone already
+
+
+# -- `--good=introduced PATH`: the earliest commit in which PATH appears --------------------------
+
+
+_LOG = ("log", "--full-history", "--topo-order", "--reverse", "--format=%H", "--diff-filter=A")
+
+
+def introduced(repository: Repository, path: str, bad: str) -> str:
+    """Full id of the earliest ancestor of `bad` that added `path` (from the root), under this very name."""
+    for merges in ((), ("--diff-merges=first-parent",)):  # a file that only a merge itself added needs the second look
+        lines = repository.git(*_LOG, "--no-renames", *merges, bad, "--", f":(top,literal){path}").split()
+        if lines:
+            return lines[0]
+    raise ConfigError(
+        f"--good=introduced {path}: no commit before {bad[:12]} adds it",
+        "GOOD would be the commit that introduced it",
+        "check the path (it is taken from the folder you are in), or name GOOD yourself",
+    )
+
+
+def older_name(repository: Repository, path: str, commit: str) -> str | None:
+    """What `path` was called just before `commit` introduced it by a rename, or None."""
+    rows = repository.git("show", "--format=", "--name-status", "-M", "-z", commit).split("\0")
+    for kind, old, new in zip(rows, rows[1:], rows[2:], strict=False):
+        if kind.startswith("R") and new == path:
+            return old
+    return None
+
+
+# -- Submodules get their whole history before the search: a commit that nobody fetched cannot be checked out
+
+
+def fetch_all(repository: Repository, stop: Stop) -> list[str]:
+    """Unshallow and fetch every submodule that is checked out. A fetch that fails is a note, not the end: a commit
+    whose submodule is then missing is skipped, with its reason."""
+    notes = []
+    for line in repository.git("submodule", "status", "--recursive").splitlines():
+        path = line[1:].split(" ", 1)[1].rsplit(" (", 1)[0]
+        if line.startswith("-"):
+            continue  # not checked out by the user, so not part of what is tested
+        folder = repository.root / path
+        code, said = _fetch(folder, stop)
+        if code:
+            notes.append(f"submodule {path} could not be fetched ({said}); commits that need more of it are skipped")
+    return notes
+
+
+def _fetch(folder: Path, stop: Stop) -> tuple[int, str]:
+    shallow = run_git(folder, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
+    own = own_programs(folder)
+    if own.transports:
+        return 1, f"its own config names a program for it, {own.transports[0]}, which is not run"
+    words = ("fetch", "--quiet", "--tags", "--no-recurse-submodules", "--unshallow" if shallow else "--all")
+    command, env = git_call(folder, *words, own=own, fetches=True)
+    with tempfile.TemporaryDirectory(prefix="surefoot-fetch-") as temporary:
+        output = Path(temporary) / "said.txt"
+        code = stop.call(command, folder, env, output)
+        stop.check()
+        return code, " ".join(output.read_text(errors="replace").split())[:200]
+
+
+# -- git's own bisect, asked to keep the books but not to move the tree ---------------------------
+
+
+GOOD, BAD, SKIP = "good", "bad", "skip"
+
+
+@dataclass(frozen=True)
+class SearchStatus:
+    """What is known now: the culprit, the next commit, or the candidates that nobody can tell apart."""
+
+    candidates: tuple[str, ...]
+    """Commits that may still be the culprit, newest first."""
+    next: str | None
+    """The commit to test; None when the search is over."""
+
+    @property
+    def culprit(self) -> str | None:
+        """The first bad commit, when it is known."""
+        return self.candidates[0] if len(self.candidates) == 1 else None
+
+
+class BisectSession:
+    """One bisect in git's books."""
+
+    def __init__(self, repository: Repository) -> None:
+        self.repository = repository
+
+    def open(self) -> None:
+        """Open the books."""
+        self.repository.git("bisect", "start", "--no-checkout")
+
+    def mark(self, answer: str, commit: str) -> None:
+        """Write down one answer. git's exit code also tells about the search, so the ref is what is checked."""
+        said = self.repository.run("bisect", answer, commit)
+        ref = f"refs/bisect/{BAD}" if answer == BAD else f"refs/bisect/{answer}-{commit}"
+        if self.repository.commit(ref) != commit:
+            words = " ".join((said.stderr or said.stdout).split())
+            raise GitError(
+                f"git bisect {answer} {commit[:12]} was refused: {words}", "git keeps the books", "see above"
+            )
+
+    def standing(self) -> SearchStatus:
+        """Where the search is."""
+        refs = self.repository.git("for-each-ref", "--format=%(objectname) %(refname:lstrip=2)", "refs/bisect").split(
+            "\n"
+        )
+        named = [line.split(" ", 1) for line in refs]
+        bad = next(commit for commit, name in named if name == BAD)
+        goods = [commit for commit, name in named if name.startswith(f"{GOOD}-")]
+        skipped = {commit for commit, name in named if name.startswith(f"{SKIP}-")}
+        candidates = tuple(self.repository.git("rev-list", bad, "--not", *goods).split())
+        open_ones = [commit for commit in candidates if commit != bad and commit not in skipped]
+        if not open_ones:
+            return SearchStatus(candidates, None)
+        told = self.repository.commit("BISECT_HEAD")
+        return SearchStatus(candidates, told if told in open_ones else open_ones[len(open_ones) // 2])
+
+    def log(self) -> str:
+        """git's log; '--no-checkout' was ours, and without it the log suits a plain `git bisect replay` too."""
+        return (self.repository.try_git("bisect", "log") or "").replace(" '--no-checkout'", "")
+
+    def close(self, *, keep: bool) -> None:
+        """Forget the books; or keep them, as an ordinary bisect that plain git can continue or reset."""
+        if keep:
+            self.repository.run("update-ref", "-d", "BISECT_HEAD")
+        else:
+            self.repository.run("bisect", "reset")

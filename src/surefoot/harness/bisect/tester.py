@@ -21,24 +21,99 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shlex
 import shutil
 import signal
+import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from surefoot.errors import StateError
-from surefoot.harness.bisect import overrides, suite_evidence
-from surefoot.harness.bisect.environment import BuildError, Environments
-from surefoot.harness.bisect.evidence import Evidence, Visit
-from surefoot.harness.bisect.measure import Measure, NoValueError
-from surefoot.harness.bisect.options import Options
-from surefoot.harness.bisect.repository import Repository
-from surefoot.harness.bisect.session import BAD, GOOD, SKIP
-from surefoot.harness.bisect.signals import Stop
-from surefoot.harness.bisect.suite_evidence import OUT, OUT_NAME
+from surefoot.harness.bisect import evidence as suite_evidence
+from surefoot.harness.bisect import overrides
+from surefoot.harness.bisect.evidence import OUT, OUT_NAME, CommitRecord, EvidenceFolder, Measure, NoValueError
+from surefoot.harness.bisect.options import BisectOptions
+from surefoot.harness.bisect.repository import BAD, GOOD, SKIP, Repository, Stop
+from surefoot.harness.bisect.selfcopy import OURS
 from surefoot.harness.git import GitError
+
+# -- The environment of a commit: rebuilt when what it depends on changed, kept when it did not ---
+# Owns       virtual environments under `--venv-cache`, one per content of the lock and dependency files.
+# Promises   a build counts only when it finished (a marker is written last); a failed one makes the commit "cannot
+# tell"
+# and is not tried again for the same content.
+
+
+LOCK_FILES = ("uv.lock", "poetry.lock", "requirements*.txt", "constraints.txt", "pyproject.toml")
+FORCE = "SUREFOOT_REBUILD"
+"""Set for every command: a script that keeps an environment of its own has to renew it for each commit."""
+_DONE = "surefoot-built"
+
+Call = Callable[[list[str], dict[str, str], Path], int]
+"""Runs words with an environment, output to a file; the exit code."""
+
+
+class BuildError(Exception):
+    """The environment of a commit could not be built; the commit cannot be judged."""
+
+
+@dataclass
+class Environments:
+    """Builds what is missing and says which variables the command gets."""
+
+    rebuild: str
+    cache: Path
+    call: Call
+    failed: set[str] = field(default_factory=set)
+    built: int = 0
+
+    def variables(self, tree: Path, output: Path) -> dict[str, str]:
+        """Variables for a command in `tree`. Raises `BuildError`."""
+        base = {key: value for key, value in os.environ.items() if key not in OURS} | {FORCE: "1"}
+        if not self.rebuild:
+            return base
+        key = lock_hash(tree)
+        folder = self.cache / key
+        inside = base | {
+            "VIRTUAL_ENV": str(folder),
+            "UV_PROJECT_ENVIRONMENT": str(folder),
+            "PATH": os.pathsep.join([str(folder / "bin"), base.get("PATH", os.defpath)]),
+        }
+        inside.pop("PYTHONHOME", None)
+        if key in self.failed:
+            raise BuildError(f"the environment {key} failed to build before")
+        if not (folder / _DONE).exists():
+            self._build(folder, base, inside, output)
+        return inside
+
+    def _build(self, folder: Path, base: dict[str, str], inside: dict[str, str], output: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted build left
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self.built += 1
+        for words, env in (([sys.executable, "-m", "venv", str(folder)], base), (shlex.split(self.rebuild), inside)):
+            code = self.call(words, env, output)
+            if code:
+                self.failed.add(folder.name)
+                shutil.rmtree(folder, ignore_errors=True)
+                raise BuildError(f"{shlex.join(words)} exited with {code}; see {output.name}")
+        (folder / _DONE).write_text(self.rebuild + "\n", encoding="utf-8")
+
+
+def lock_hash(tree: Path) -> str:
+    """16 hex digits of the lock and dependency files at the root of `tree`, names and contents."""
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in LOCK_FILES for path in tree.glob(pattern) if path.is_file()}):
+        content = path.read_bytes()
+        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+# -- Run the command at a commit, and say what its exit code means --------------------------------
+
 
 CANNOT_TELL = 125
 _FAILED, _CRASHED = 1, 70
@@ -59,7 +134,7 @@ class SkipError(Exception):
     """This commit cannot be judged, for the reason in the message."""
 
 
-def classify(code: int, options: Options) -> tuple[str, str]:
+def classify(code: int, options: BisectOptions) -> tuple[str, str]:
     """What an exit code says about the commit, and why. A code that means abort is an `AbortError`."""
     if options.crash_is_bad and _is_crash(code, options):
         return BAD, f"exit {code}: it crashed (--crash-is-bad)"
@@ -82,7 +157,7 @@ def classify(code: int, options: Options) -> tuple[str, str]:
     return (GOOD, "exit 0") if code == 0 else (BAD, f"exit {code}")
 
 
-def _is_crash(code: int, options: Options) -> bool:
+def _is_crash(code: int, options: BisectOptions) -> bool:
     number = -code if code < 0 else code - 128
     return number in _CRASHES or (code == _CRASHED and overrides.is_surefoot(options.command))
 
@@ -92,9 +167,9 @@ class Tester:
     """Everything needed to test one commit after another."""
 
     repository: Repository
-    options: Options
+    options: BisectOptions
     stop: Stop
-    evidence: Evidence
+    evidence: EvidenceFolder
     files: list[str]
     """Files that the command names; a commit without one of them cannot be judged."""
     measure: Measure | None = None
@@ -119,7 +194,7 @@ class Tester:
         """A file that the command names and the commit does not have."""
         return next((name for name in self.files if not self.repository.has_file(commit, name)), None)
 
-    def test(self, commit: str) -> Visit:
+    def test(self, commit: str) -> CommitRecord:
         """Judge one commit by its exit code, by vote when `--repeat` asks for it."""
         visit = self.visit(commit)
         try:
@@ -133,11 +208,11 @@ class Tester:
             self.evidence.write(visit)
         return visit
 
-    def visit(self, commit: str) -> Visit:
+    def visit(self, commit: str) -> CommitRecord:
         """The record of a commit."""
         return self.evidence.visit(commit, self.repository.subject(commit))
 
-    def _vote(self, visit: Visit) -> tuple[str, str]:
+    def _vote(self, visit: CommitRecord) -> tuple[str, str]:
         wanted = self.options.repeat
         votes = {GOOD: 0, BAD: 0}
         answer, reason = "", ""
@@ -154,7 +229,7 @@ class Tester:
         winner = max(votes, key=lambda name: votes[name])
         return (winner, said) if 4 * votes[winner] >= 3 * wanted else (SKIP, f"{said}: no decisive vote")
 
-    def sample(self, visit: Visit) -> tuple[str, str]:
+    def sample(self, visit: CommitRecord) -> tuple[str, str]:
         """Run the command once. Raises `SkipError` when it could not be run, `AbortError` when it was killed."""
         variables = self._prepare(visit)
         number = self.earlier.get(visit.commit, 0) + len(visit.samples) + 1
@@ -183,7 +258,7 @@ class Tester:
         answer, reason = classify(code, self.options)
         if code != _FAILED or answer != BAD or not overrides.is_suite_run(self.options.command):
             return answer, reason
-        found = suite_evidence.look(self._suite_out(folder), commit)
+        found = suite_evidence.read_suite_verdicts(self._suite_out(folder), commit)
         if found.failed:
             return BAD, f"exit 1: {found.failed}"
         if not found.verdicts and self.options.crash_is_bad:
@@ -205,7 +280,7 @@ class Tester:
     def _words(self, folder: Path) -> list[str]:
         return [str(folder / OUT_NAME) if word == OUT else word for word in overrides.argv(self.options)]
 
-    def _prepare(self, visit: Visit) -> dict[str, str]:
+    def _prepare(self, visit: CommitRecord) -> dict[str, str]:
         """Check the commit out and build its environment, unless that is where we are."""
         if self.here == visit.commit and self._variables is not None:
             return self._variables
@@ -237,7 +312,7 @@ class Tester:
     def _call(self, words: list[str], variables: dict[str, str], output: Path) -> int:
         return self.stop.call(words, self.options.folder, variables, output)
 
-    def _tidy(self, visit: Visit) -> None:
+    def _tidy(self, visit: CommitRecord) -> None:
         """Take back what the command did to tracked files; the next sample starts from the commit as well."""
         changed = self.repository.changed_files()
         if changed:

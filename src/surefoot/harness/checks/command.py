@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import ConfigError, StateError
-from surefoot.harness.bands import MIN_RUNS, prediction_band
-from surefoot.harness.baseline import Baseline, Baselines, baseline_names, load_baseline
-from surefoot.harness.checks import Report, parse_check, run_checks
+from surefoot.harness.baseline import MIN_RUNS, Baseline, Baselines, baseline_names, load_baseline, prediction_band
+from surefoot.harness.checks import CheckReport, parse_check, run_checks
 from surefoot.harness.files import write_atomic
 from surefoot.harness.series import Metrics, describe
 from surefoot.harness.sources import load_metrics
@@ -19,7 +18,7 @@ from surefoot.harness.tables import table
 
 def judge_source(
     source: Path, expressions: Sequence[str], checks_file: Path | None, baselines: Baselines
-) -> tuple[Report, list[str]]:
+) -> tuple[CheckReport, list[str]]:
     """The report of every check over `source`, and what is worth knowing about how it was read.
 
     The checks are read first: a mistake in one of them is told before a large log is loaded.
@@ -49,7 +48,7 @@ def read_checks(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
-def write_junit(path: Path, report: Report) -> None:
+def write_junit(path: Path, report: CheckReport) -> None:
     """The report as a JUnit file, written whole."""
     try:
         write_atomic(path, report.as_junit())

@@ -9,19 +9,79 @@ Never      calls anything but the helpers in `functions.py`.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from surefoot.harness.checks import nodes as n
-from surefoot.harness.checks.functions import HELPERS, Share
-from surefoot.harness.checks.limits import CALL_OPERATIONS, MAX_OPERATIONS, OPERATIONS_PER_POINT
-from surefoot.harness.checks.points import Points, Range, joined, one_number, select, usable
-from surefoot.harness.checks.problems import CheckFailedError, UnavailableError, refuse
-from surefoot.harness.checks.signatures import BOOL, NUMBER, REQUIRED, Helper, bind, is_whole
-from surefoot.harness.checks.trace import ARITHMETIC, COMPARISON, Seen, show, told
-from surefoot.harness.series import Metrics, Series, is_number
-from surefoot.harness.unavailable import is_unavailable
+from surefoot.harness.checks import language
+from surefoot.harness.checks.functions import HELPERS, Points, Range, Share, joined, one_number, select, usable
+from surefoot.harness.checks.language import (
+    BOOL,
+    CALL_OPERATIONS,
+    MAX_OPERATIONS,
+    NUMBER,
+    OPERATIONS_PER_POINT,
+    REQUIRED,
+    CheckFailedError,
+    Helper,
+    UnavailableError,
+    bind,
+    is_whole,
+    refuse,
+)
+from surefoot.harness.series import Metrics, Series, describe, is_number, is_unavailable
+
+# -- What an evaluation saw on its way: the signs it knows, each comparison as it went, and how values are shown
+
+
+ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
+COMPARISON: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+@dataclass
+class SeenComparison:
+    """One comparison as it went: what the source side was, whether it held, what to say if it did not."""
+
+    value: Any
+    held: bool
+    text: str
+
+
+def told(given: Mapping[str, Any], answer: bool) -> SeenComparison:
+    """What `finite` or `within` found."""
+    if "value" in given:
+        return SeenComparison(show(given["value"]), answer, f"{given['value']} is too far from {given['target']}")
+    bad = [(step, value) for step, value in given["series"].items if not is_number(value)][:1]
+    text = "".join(f"{given['series'].name} is {describe(value)} at step {step}" for step, value in bad)
+    return SeenComparison(answer, answer, text)
+
+
+def show(value: Any) -> Any:
+    """A value for the report: numbers and flags as they are, steps in words."""
+    if isinstance(value, Share):
+        return float(value)
+    if isinstance(value, frozenset):
+        return f"{len(value)} steps, {min(value)} to {max(value)}" if value else "no steps"
+    return value
+
+
+# -- A tree and the recorded metrics to one answer: PASS or FAIL, the value that decided, and why -
+
 
 Baseline = Callable[[Series, Mapping[str, Any], Range], tuple[bool, float, str]]
 
@@ -33,7 +93,7 @@ class Evaluator:
     expression: str
     metrics: Metrics
     baseline: Baseline
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[SeenComparison] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     variables: dict[str, Any] = field(default_factory=dict)
     looping: bool = False
@@ -41,7 +101,7 @@ class Evaluator:
     limit: int = MAX_OPERATIONS
     named: set[str] = field(default_factory=set)
 
-    def spend(self, node: n.Node, amount: int = 1) -> None:
+    def spend(self, node: language.Node, amount: int = 1) -> None:
         """Count work; too much of it is the expression's fault, not the run's."""
         self.operations += amount
         if self.operations > self.limit:
@@ -53,52 +113,52 @@ class Evaluator:
         if text and text not in self.notes:
             self.notes.append(text)
 
-    def saw(self, seen: Seen) -> None:
+    def saw(self, seen: SeenComparison) -> None:
         """One comparison as it went; a condition inside a loop is not what the check is about."""
         if not self.looping:
             self.seen.append(seen)
 
     # -- every node ---------------------------------------------------------------
 
-    def value(self, node: n.Node) -> Any:
+    def value(self, node: language.Node) -> Any:
         """The value of `node`: a number, true or false, points, or a set of steps."""
         self.spend(node)
         match node:
-            case n.Number() | n.Text() | n.Flag():
+            case language.Number() | language.QuotedText() | language.Flag():
                 return node.value
-            case n.Data():
+            case language.Data():
                 return self.metrics
-            case n.Variable():
+            case language.Variable():
                 return self.variable(node)
-            case n.Metric():
+            case language.MetricName():
                 return self.metric(node)
-            case n.Point():
+            case language.StepValue():
                 return self.point(node)
-            case n.Sign():
+            case language.Sign():
                 operand = self.number(node.operand)
                 return -operand if node.sign == "-" else operand
-            case n.Arithmetic():
+            case language.Arithmetic():
                 return self.arithmetic(node)
-            case n.Compare():
+            case language.Compare():
                 return self.compare(node)
-            case n.Logic():
+            case language.Logic():
                 wanted = node.word == "or"
                 return wanted if any(self.value(part) is wanted for part in node.operands) else not wanted
-            case n.Not():
+            case language.Not():
                 return not self.value(node.operand)
-            case n.Call():
+            case language.HelperCall():
                 return self.call(node)
             case _:
                 return self.made(node)
 
-    def number(self, node: n.Node) -> float:
+    def number(self, node: language.Node) -> float:
         """The value of `node` as one finite number that can be computed with."""
         value = self.operand(node)
         if isinstance(value, Share):
             raise CheckFailedError(value.reason)
         return value
 
-    def operand(self, node: n.Node) -> float:
+    def operand(self, node: language.Node) -> float:
         """Like `number`, but a share of points with NaN among them is allowed: comparisons know what to do."""
         value = self.value(node)
         found = one_number(value) if isinstance(value, Points) else value
@@ -108,7 +168,7 @@ class Evaluator:
 
     # -- reading the source ---------------------------------------------------------
 
-    def variable(self, node: n.Variable) -> Any:
+    def variable(self, node: language.Variable) -> Any:
         """A loop's step or value; a value that is no number fails here, so no condition can drop it quietly."""
         value = self.variables[node.name]
         return usable(value)[0] if isinstance(value, Points) else value
@@ -128,7 +188,7 @@ class Evaluator:
             self.limit += OPERATIONS_PER_POINT * len(series)
         return series
 
-    def metric(self, node: n.Metric) -> Points:
+    def metric(self, node: language.MetricName) -> Points:
         """The points of a metric."""
         series = self.series(node.name)
         if series is None and node.optional:
@@ -139,10 +199,10 @@ class Evaluator:
         self.spend(node, len(series))
         return Points.of(series)
 
-    def point(self, node: n.Point) -> float:
+    def point(self, node: language.StepValue) -> float:
         """The value at one step."""
         step = self.step(node.step)
-        series = self.series(node.series.name) if isinstance(node.series, n.Metric) else None
+        series = self.series(node.series.name) if isinstance(node.series, language.MetricName) else None
         if series is None:  # a made series, or a missing one, which fails here
             points = self.value(node.series)
             series = Series(points.name, dict(points.items), single=points.single)
@@ -153,7 +213,7 @@ class Evaluator:
             raise CheckFailedError(f"step {step} of {series.name} was never logged; nearest: {near or 'none'}")
         return usable(Points(series.name, [(step, series[step])]))[0]
 
-    def step(self, node: n.Node) -> int:
+    def step(self, node: language.Node) -> int:
         """A step, quoted or computed."""
         value = self.value(node)
         if isinstance(value, str):
@@ -164,7 +224,7 @@ class Evaluator:
 
     # -- computing --------------------------------------------------------------------
 
-    def arithmetic(self, node: n.Arithmetic) -> float:
+    def arithmetic(self, node: language.Arithmetic) -> float:
         """One level of precedence, left to right, in floating point: nothing can grow."""
         total = float(self.number(node.first))
         for sign, part in node.rest:
@@ -176,7 +236,7 @@ class Evaluator:
                 raise CheckFailedError(f"the result of {sign} is {total}, not a finite number")
         return total
 
-    def compare(self, node: n.Compare) -> bool:
+    def compare(self, node: language.Compare) -> bool:
         """A chain of comparisons; stops at the first that does not hold."""
         left_node, left = node.first, None
         for sign, right_node in node.rest:
@@ -188,8 +248,8 @@ class Evaluator:
                 low, high = self.against(left, sign, right)
                 held = COMPARISON[sign](low, high)
                 if not self.looping:  # saying it costs more than doing it
-                    shown = left if n.reads_data(left_node) or not n.reads_data(right_node) else right
-                    self.saw(Seen(show(shown), held, f"{show(low)} {sign} {show(high)} is false"))
+                    shown = left if language.reads_data(left_node) or not language.reads_data(right_node) else right
+                    self.saw(SeenComparison(show(shown), held, f"{show(low)} {sign} {show(high)} is false"))
             if not held:
                 return False
             left_node, left = right_node, right
@@ -205,9 +265,9 @@ class Evaluator:
             right = right.low
         return left, right
 
-    def member(self, left: n.Node, sign: str, right: n.Node) -> bool:
+    def member(self, left: language.Node, sign: str, right: language.Node) -> bool:
         """`in` and `not in`."""
-        if isinstance(right, n.Data):
+        if isinstance(right, language.Data):
             name = str(self.value(left))
             inside = self.series(name) is not None
             what, text = f"{len(self.metrics)} metrics", f"{name!r} is {'' if inside else 'not '}recorded"
@@ -217,12 +277,12 @@ class Evaluator:
             inside = step in known
             what, text = show(known), f"step {step} is {'' if inside else 'not '}recorded"
         held = inside if sign == "in" else not inside
-        self.saw(Seen(what, held, text))
+        self.saw(SeenComparison(what, held, text))
         return held
 
     # -- helpers and made series ---------------------------------------------------------
 
-    def call(self, node: n.Call) -> Any:
+    def call(self, node: language.HelperCall) -> Any:
         """A helper with its arguments."""
         self.spend(node, CALL_OPERATIONS)
         helper = HELPERS[node.name]
@@ -246,7 +306,7 @@ class Evaluator:
             self.saw(told(given, answer))
         return answer
 
-    def argument(self, node: n.Node, helper: Helper, name: str) -> Any:
+    def argument(self, node: language.Node, helper: Helper, name: str) -> Any:
         """One argument, its value checked where it was computed."""
         parameter = next(p for p in helper.parameters if p.name == name)
         value = self.number(node) if NUMBER in parameter.kinds else self.value(node)
@@ -265,28 +325,28 @@ class Evaluator:
         """Whether this run lies in the band of the stored runs."""
         series = self.series(given["metric"])
         if series is None:
-            self.metric(n.Metric(0, given["metric"]))
+            self.metric(language.MetricName(0, given["metric"]))
             raise AssertionError("a missing metric has raised by now")
         held, value, text = self.baseline(series, given, wanted)
         self.note(text)
-        self.saw(Seen(show(value), held, "outside of the band"))
+        self.saw(SeenComparison(show(value), held, "outside of the band"))
         return held
 
-    def made(self, node: n.Node) -> Any:
+    def made(self, node: language.Node) -> Any:
         """Series and steps that are written out in the expression."""
         match node:
-            case n.Merge():
+            case language.Merge():
                 parts: list[Points] = [self.value(part) for part in node.parts]
                 return Points(" and ".join(part.name for part in parts), joined(parts))
-            case n.Steps():
+            case language.Steps():
                 start, end = self.step(node.start), self.step(node.end)
                 self.spend(node, max(0, end - start))
                 return frozenset(range(start, end))
-            case n.Loop():
+            case language.Loop():
                 return self.loop(node)
         raise AssertionError(f"a node without a value: {type(node).__name__}")
 
-    def loop(self, node: n.Loop) -> Points:
+    def loop(self, node: language.Loop) -> Points:
         """The points that a `for` makes."""
         source = self.value(node.source)
         name = source.name if isinstance(source, Points) else "the list"

@@ -9,11 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 
-from surefoot.harness.checks import nodes as n
+from surefoot.harness.checks import language
 from surefoot.harness.checks.functions import HELPERS
-from surefoot.harness.checks.limits import MAX_STEP
-from surefoot.harness.checks.problems import refuse
-from surefoot.harness.checks.signatures import BOOL, DATA, NUMBER, SERIES, STEPS, TEXT, Parameter, bind
+from surefoot.harness.checks.language import BOOL, DATA, MAX_STEP, NUMBER, SERIES, STEPS, TEXT, Parameter, bind, refuse
 
 _STEP = re.compile(r"-?[0-9]{1,15}", re.ASCII)
 _CHOICES = {"stat": ("mean", "median", "last", "min", "max"), "side": ("both", "low", "high")}
@@ -39,85 +37,85 @@ class Kinds:
         self.expression = expression
         self._known: dict[int, str] = {}
 
-    def of(self, node: n.Node) -> str:
+    def of(self, node: language.Node) -> str:
         """The kind of `node`; `ConfigError` where its parts do not fit."""
         # Remembered, because a comparison asks for its sides more than once: nested, that would double each time.
         if id(node) not in self._known:
             self._known[id(node)] = self._of_simple(node)
         return self._known[id(node)]
 
-    def _of_simple(self, node: n.Node) -> str:
+    def _of_simple(self, node: language.Node) -> str:
         match node:
-            case n.Number() | n.Variable():
+            case language.Number() | language.Variable():
                 return NUMBER
-            case n.Text():
+            case language.QuotedText():
                 return TEXT
-            case n.Flag():
+            case language.Flag():
                 return BOOL
-            case n.Data():
+            case language.Data():
                 return DATA
-            case n.Metric():
+            case language.MetricName():
                 return SERIES
-            case n.Point():
+            case language.StepValue():
                 self.need(node.series, SERIES)
                 self.need_step(node.step)
                 return NUMBER
-            case n.Sign():
+            case language.Sign():
                 self.number(node.operand)
                 return NUMBER
-            case n.Arithmetic():
-                for part in n.children(node):
+            case language.Arithmetic():
+                for part in language.children(node):
                     self.number(part)
                 return NUMBER
             case _:
                 return self._of_larger(node)
 
-    def _of_larger(self, node: n.Node) -> str:
+    def _of_larger(self, node: language.Node) -> str:
         match node:
-            case n.Compare():
+            case language.Compare():
                 left = node.first
                 for operator, right in node.rest:
                     self.pair(left, operator, right)
                     left = right
                 return BOOL
-            case n.Logic() | n.Not():
-                for part in n.children(node):
+            case language.Logic() | language.Not():
+                for part in language.children(node):
                     self.need(part, BOOL)
                 return BOOL
-            case n.Merge():
+            case language.Merge():
                 for part in node.parts:
                     self.need(part, SERIES)
                 return SERIES
-            case n.Steps():
+            case language.Steps():
                 self.number(node.start)
                 self.number(node.end)
                 return STEPS
-            case n.Loop():
+            case language.Loop():
                 return self.loop(node)
-            case n.Call():
+            case language.HelperCall():
                 return self.call(node)
         raise AssertionError(f"a node without a kind: {type(node).__name__}")
 
-    def need(self, node: n.Node, *wanted: str) -> None:
+    def need(self, node: language.Node, *wanted: str) -> None:
         """Refuse a node of another kind."""
         kind = self.of(node)
         if kind not in wanted:
             raise refuse(self.expression, node.at, f"this is {kind}, wanted is {' or '.join(wanted)}", HINTS[kind])
 
-    def number(self, node: n.Node) -> None:
+    def number(self, node: language.Node) -> None:
         """A number, or a metric whose source may have given just one number."""
-        if not isinstance(node, n.Metric):
+        if not isinstance(node, language.MetricName):
             self.need(node, NUMBER)
 
-    def need_step(self, node: n.Node) -> None:
+    def need_step(self, node: language.Node) -> None:
         """A step: a whole number, quoted or not."""
-        if isinstance(node, n.Text) and step_of(node.value) is None:
+        if isinstance(node, language.QuotedText) and step_of(node.value) is None:
             raise refuse(self.expression, node.at, "this is not a step", 'steps are whole numbers, such as "9"')
-        if isinstance(node, n.Number) and (node.value != node.value // 1 or abs(node.value) > MAX_STEP):
+        if isinstance(node, language.Number) and (node.value != node.value // 1 or abs(node.value) > MAX_STEP):
             raise refuse(self.expression, node.at, "this is not a step", f"whole numbers up to {MAX_STEP:.0e}")
         self.need(node, NUMBER, TEXT)
 
-    def pair(self, left: n.Node, operator: str, right: n.Node) -> None:
+    def pair(self, left: language.Node, operator: str, right: language.Node) -> None:
         """The two sides of one comparison."""
         if operator in ("in", "not in"):
             self.need(right, DATA, SERIES, STEPS)
@@ -131,7 +129,7 @@ class Kinds:
             self.number(left)
             self.number(right)
 
-    def loop(self, node: n.Loop) -> str:
+    def loop(self, node: language.Loop) -> str:
         """A series made from another one."""
         self.need(node.source, *((SERIES,) if node.pairs else (SERIES, STEPS)))
         if node.key is not None:
@@ -141,7 +139,7 @@ class Kinds:
             self.need(node.condition, BOOL)
         return SERIES
 
-    def call(self, node: n.Call) -> str:
+    def call(self, node: language.HelperCall) -> str:
         """A helper, its arguments bound and of the right kind."""
         helper = HELPERS.get(node.name)
         if helper is None:
@@ -158,7 +156,7 @@ class Kinds:
                 self.argument(bound[parameter.name], parameter)
         return helper.result
 
-    def argument(self, node: n.Node, parameter: Parameter) -> None:
+    def argument(self, node: language.Node, parameter: Parameter) -> None:
         """One argument: its kind, and its value where that is written out."""
         if NUMBER in parameter.kinds:
             self.number(node)
@@ -168,14 +166,14 @@ class Kinds:
         if value is not None and not parameter.allowed(value):
             raise refuse(self.expression, node.at, f"{parameter.name} is {value}", f"allowed is {parameter.meaning}")
         choices = _CHOICES.get(parameter.name)
-        if choices and isinstance(node, n.Text) and node.value not in choices:
+        if choices and isinstance(node, language.QuotedText) and node.value not in choices:
             raise refuse(self.expression, node.at, f"{parameter.name} is {node.value!r}", f"one of {' '.join(choices)}")
 
 
-def literal(node: n.Node) -> float | int | None:
+def literal(node: language.Node) -> float | int | None:
     """The number that is written out here, sign included."""
-    if isinstance(node, n.Number):
+    if isinstance(node, language.Number):
         return node.value
-    if isinstance(node, n.Sign) and isinstance(node.operand, n.Number):
+    if isinstance(node, language.Sign) and isinstance(node.operand, language.Number):
         return -node.operand.value if node.sign == "-" else node.operand.value
     return None

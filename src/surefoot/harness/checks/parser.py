@@ -1,31 +1,183 @@
-"""Tokens to a tree: a precedence parser for the check language, and nothing but the check language.
+"""Text to tokens: numbers, quoted names, words and signs, all of it ASCII, all of it counted.
 
-    or < and < not < comparisons, in < + - < * / // % < sign < [step] < brackets
-
-Promises   never deeper than `MAX_DEPTH`; a tree that can be walked without fear of recursion; the exact place of
-           whatever it refuses.
-Never      knows attributes: `data.get("x", {})` and `SERIES.items()` are two fixed forms, spelled out below.
-
-Read next: `kinds.py`, which says whether the parts fit together.
+Promises   linear in the text, and refused above `MAX_LENGTH`, `MAX_TOKENS`, `MAX_STRING`, `MAX_DIGITS`, `MAX_NUMBER`.
 """
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Callable
+from typing import NamedTuple
 
-from surefoot.harness.checks import nodes as n
-from surefoot.harness.checks.problems import refuse
-from surefoot.harness.checks.stream import EXAMPLES, Stream
-from surefoot.harness.checks.tokens import END, NAME, NUMBER, SIGN, TEXT, Token
+from surefoot.harness.checks import language
+from surefoot.harness.checks.language import (
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_LENGTH,
+    MAX_NUMBER,
+    MAX_STRING,
+    MAX_TOKENS,
+    CheckSyntaxError,
+    refuse,
+)
+
+NUMBER, TEXT, NAME, SIGN, END = "number", "text", "name", "sign", "end"
+
+_TOKEN = re.compile(
+    r"[ \t\r\n]+"
+    r"|(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
+    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<quote>[\"'])"
+    r"|(?P<sign>\*\*|//|<=|>=|==|!=|[-+*/%<>()\[\]{},:=.])"
+)
+_ESCAPES = {"\\": "\\", "'": "'", '"': '"'}
+
+
+class Token(NamedTuple):
+    """A piece of an expression and where it begins. `value` is the number or the unquoted text."""
+
+    kind: str
+    text: str
+    at: int
+    value: float | int | str = ""
+
+
+def tokenize(expression: str) -> list[Token]:
+    """The tokens of `expression`, with one `END` at the end.
+
+    Example:
+        >>> [token.text for token in tokenize("min(x) > -1.5")]
+        ['min', '(', 'x', ')', '>', '-', '1.5', '']
+    """
+    if len(expression) > MAX_LENGTH:
+        raise refuse(expression, MAX_LENGTH, f"the check has {len(expression)} characters", _at_most(MAX_LENGTH))
+    tokens: list[Token] = []
+    at = 0
+    while at < len(expression):
+        match = _TOKEN.match(expression, at)
+        if match is None:
+            raise refuse(expression, at, f"{_spell(expression[at])} has no meaning here", "remove or quote it")
+        at = match.end()
+        if match["quote"]:
+            token, at = _quoted(expression, match.start())
+            tokens.append(token)
+        elif match["number"]:
+            tokens.append(_number(expression, match["number"], match.start()))
+        elif match["name"] or match["sign"]:
+            tokens.append(Token(NAME if match["name"] else SIGN, match[0], match.start()))
+        if len(tokens) > MAX_TOKENS:
+            raise refuse(expression, at, f"the check has more than {MAX_TOKENS} tokens", _at_most(MAX_TOKENS))
+    tokens.append(Token(END, "", len(expression)))
+    return tokens
+
+
+def _quoted(expression: str, start: int) -> tuple[Token, int]:
+    """The text between two equal quotes; the other kind of quote needs no backslash inside."""
+    quote, at = expression[start], start + 1
+    value: list[str] = []
+    while at < len(expression):
+        char = expression[at]
+        if char == quote:
+            return Token(TEXT, expression[start : at + 1], start, "".join(value)), at + 1
+        if char == "\\":
+            at += 1
+            if expression[at : at + 1] not in _ESCAPES:
+                raise refuse(expression, at - 1, "this backslash escapes nothing", r"write \\, \' or \"")
+            char = expression[at]
+        value.append(char)
+        at += 1
+        if len(value) > MAX_STRING:
+            raise refuse(expression, start, f"the quoted text is longer than {MAX_STRING}", _at_most(MAX_STRING))
+    raise refuse(expression, start, "the quote that begins here is never closed", f"add a {quote}")
+
+
+def _number(expression: str, text: str, at: int) -> Token:
+    if len(text) > MAX_DIGITS:
+        raise refuse(expression, at, f"a number of {len(text)} characters", _at_most(MAX_DIGITS))
+    value = float(text)
+    if abs(value) > MAX_NUMBER:
+        raise refuse(expression, at, f"the number {text} is too large", f"numbers go to {MAX_NUMBER:g}")
+    whole = text.isdigit() and value <= 2**53
+    return Token(NUMBER, text, at, int(text) if whole else value)
+
+
+def _at_most(limit: int) -> str:
+    return f"at most {limit} are allowed; write several checks"
+
+
+def _spell(char: str) -> str:
+    if char.isascii() and char.isprintable():
+        return repr(char)
+    return f"the character U+{ord(char):04X} ({unicodedata.name(char, 'unnamed')})"
+
+
+# -- Moving along the tokens of one expression, never deeper than allowed -------------------------
+
+
+EXAMPLES = 'for example: mean(data["train/loss"], -6, -1) < 1.5'
+
+
+class TokenStream:
+    """The tokens of one expression, and how far we are."""
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+        self.tokens = tokenize(expression)
+        self.position = 0
+        self.depth = 0
+
+    @property
+    def now(self) -> Token:
+        """The next token."""
+        return self.tokens[self.position]
+
+    def sees(self, *texts: str) -> bool:
+        """Whether the next token is one of these signs or words (a quoted text never is)."""
+        return self.now.kind in (SIGN, NAME) and self.now.text in texts
+
+    def take(self) -> Token:
+        """The next token, passed."""
+        token = self.now
+        self.position += 1
+        return token
+
+    def expect(self, text: str) -> Token:
+        """The next token, which has to be this sign or word."""
+        if not self.sees(text):
+            raise self.unexpected(text)
+        return self.take()
+
+    def unexpected(self, wanted: str) -> CheckSyntaxError:
+        """The error for a token that does not belong here."""
+        found = f"{self.now.text[:40]} is not expected" if self.now.kind != END else "the check ends too early"
+        return refuse(self.expression, self.now.at, found, f"here could stand: {wanted}; {EXAMPLES}")
+
+    def deeper(self) -> None:
+        """Count one level of nesting; the caller takes it back when the level is closed."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise refuse(
+                self.expression, self.now.at, f"nested more than {MAX_DEPTH} deep", "write several checks instead"
+            )
+
+
+# -- Tokens to a tree: a precedence parser for the check language, and nothing but the check language
+# or < and < not < comparisons, in < + - < * / // % < sign < [step] < brackets
+#
+# Promises   never deeper than `MAX_DEPTH`; a tree that can be walked without fear of recursion; the exact place of
+# whatever it refuses.
+# Never      knows attributes: `data.get("x", {})` and `SERIES.items()` are two fixed forms, spelled out below.
+
 
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _WORDS = {"and", "or", "not", "in", "for", "if", "True", "False", "data"}
 _CONVERSIONS = ("str", "int", "float")
 _LEVELS = (("+", "-"), ("*", "/", "//", "%"))
-_Rule = Callable[[], n.Node]
+_Rule = Callable[[], language.Node]
 
 
-def parse(expression: str) -> n.Node:
+def parse(expression: str) -> language.Node:
     """The tree of one expression; `ConfigError` names the place where it stops making sense.
 
     Example:
@@ -39,40 +191,40 @@ def parse(expression: str) -> n.Node:
     return tree
 
 
-class _Parser(Stream):
+class _Parser(TokenStream):
     def __init__(self, expression: str) -> None:
         super().__init__(expression)
         self.bound: list[str] = []
 
     # -- precedence, lowest first -----------------------------------------------
 
-    def choice(self) -> n.Node:
+    def choice(self) -> language.Node:
         self.deeper()
         tree = self.logic("or", lambda: self.logic("and", self.negation))
         self.depth -= 1
         return tree
 
-    def logic(self, word: str, operand: _Rule) -> n.Node:
+    def logic(self, word: str, operand: _Rule) -> language.Node:
         at, operands = self.now.at, [operand()]
         while self.sees(word):
             self.take()
             operands.append(operand())
-        return operands[0] if len(operands) == 1 else n.Logic(at, word, tuple(operands))
+        return operands[0] if len(operands) == 1 else language.Logic(at, word, tuple(operands))
 
-    def negation(self) -> n.Node:
+    def negation(self) -> language.Node:
         if not self.sees("not"):
             return self.comparison()
         self.deeper()
         token = self.take()
-        tree = n.Not(token.at, self.negation())
+        tree = language.Not(token.at, self.negation())
         self.depth -= 1
         return tree
 
-    def comparison(self) -> n.Node:
+    def comparison(self) -> language.Node:
         at, first, rest = self.now.at, self.arithmetic(0), []
         while (operator := self.comparison_sign()) is not None:
             rest.append((operator, self.arithmetic(0)))
-        return n.Compare(at, first, tuple(rest)) if rest else first
+        return language.Compare(at, first, tuple(rest)) if rest else first
 
     def comparison_sign(self) -> str | None:
         if self.sees(*COMPARISONS, "in"):
@@ -83,7 +235,7 @@ class _Parser(Stream):
             return "not in"
         return None
 
-    def arithmetic(self, level: int) -> n.Node:
+    def arithmetic(self, level: int) -> language.Node:
         if level == len(_LEVELS):
             return self.signed()
         at, first, rest = self.now.at, self.arithmetic(level + 1), []
@@ -91,22 +243,22 @@ class _Parser(Stream):
             rest.append((self.take().text, self.arithmetic(level + 1)))
         if self.sees("**"):
             raise refuse(self.expression, self.now.at, "there are no powers here", "multiply instead")
-        return n.Arithmetic(at, first, tuple(rest)) if rest else first
+        return language.Arithmetic(at, first, tuple(rest)) if rest else first
 
-    def signed(self) -> n.Node:
+    def signed(self) -> language.Node:
         if not self.sees("-", "+"):
             return self.indexed()
         self.deeper()
         token = self.take()
-        tree = n.Sign(token.at, token.text, self.signed())
+        tree = language.Sign(token.at, token.text, self.signed())
         self.depth -= 1
         return tree
 
-    def indexed(self) -> n.Node:
+    def indexed(self) -> language.Node:
         tree = self.primary()
         if self.sees("["):
             at = self.take().at
-            tree = n.Point(at, tree, self.choice())
+            tree = language.StepValue(at, tree, self.choice())
             self.expect("]")
         if self.sees("["):
             raise refuse(self.expression, self.now.at, "a point has no parts", 'data["METRIC"]["STEP"] is one number')
@@ -114,14 +266,14 @@ class _Parser(Stream):
 
     # -- what stands alone --------------------------------------------------------
 
-    def primary(self) -> n.Node:
+    def primary(self) -> language.Node:
         token = self.now
         if token.kind == NUMBER and not isinstance(token.value, str):
             self.take()
-            return n.Number(token.at, token.value)
+            return language.Number(token.at, token.value)
         if token.kind == TEXT:
             self.take()
-            return n.Text(token.at, str(token.value))
+            return language.QuotedText(token.at, str(token.value))
         if token.kind == NAME:
             return self.word()
         if self.sees("("):
@@ -135,24 +287,24 @@ class _Parser(Stream):
             return self.made_list()
         raise self.unexpected("a number, a quoted name, data[...], a helper or (")
 
-    def word(self) -> n.Node:
+    def word(self) -> language.Node:
         token = self.take()
         if token.text in ("True", "False"):
-            return n.Flag(token.at, token.text == "True")
+            return language.Flag(token.at, token.text == "True")
         if token.text == "data":
             return self.data(token)
         if self.sees("(") and token.text not in _WORDS:
             return self.call(token)
         if token.text in self.bound:
-            return n.Variable(token.at, token.text)
+            return language.Variable(token.at, token.text)
         raise refuse(self.expression, token.at, f"unknown name {token.text[:40]}", f"metrics are data[...]; {EXAMPLES}")
 
-    def data(self, token: Token) -> n.Node:
+    def data(self, token: Token) -> language.Node:
         if self.sees("["):
             self.take()
             name = self.quoted()
             self.expect("]")
-            return n.Metric(token.at, name)
+            return language.MetricName(token.at, name)
         if self.sees("."):
             self.take()
             self.expect("get")
@@ -162,15 +314,15 @@ class _Parser(Stream):
                 for sign in ",{}":
                     self.expect(sign)
             self.expect(")")
-            return n.Metric(token.at, name, optional=True)
-        return n.Data(token.at)
+            return language.MetricName(token.at, name, optional=True)
+        return language.Data(token.at)
 
     def quoted(self) -> str:
         if self.now.kind != TEXT:
             raise self.unexpected("the quoted name of a metric")
         return str(self.take().value)
 
-    def call(self, token: Token) -> n.Node:
+    def call(self, token: Token) -> language.Node:
         self.expect("(")
         if token.text == "range":
             return self.steps(token)
@@ -182,16 +334,16 @@ class _Parser(Stream):
             tree = self.choice()
             self.expect(")")
             return tree
-        args: list[n.Node] = []
-        keywords: list[tuple[str, n.Node]] = []
+        args: list[language.Node] = []
+        keywords: list[tuple[str, language.Node]] = []
         while not self.sees(")"):
             self.argument(args, keywords)
             if not self.sees(")"):
                 self.expect(",")
         self.take()
-        return n.Call(token.at, token.text, tuple(args), tuple(keywords))
+        return language.HelperCall(token.at, token.text, tuple(args), tuple(keywords))
 
-    def argument(self, args: list[n.Node], keywords: list[tuple[str, n.Node]]) -> None:
+    def argument(self, args: list[language.Node], keywords: list[tuple[str, language.Node]]) -> None:
         following = self.tokens[self.position + 1] if self.now.kind != END else self.now
         if self.now.kind == NAME and following.kind == SIGN and following.text == "=":
             name = self.take().text
@@ -202,18 +354,18 @@ class _Parser(Stream):
         else:
             args.append(self.choice())
 
-    def steps(self, token: Token) -> n.Node:
-        start: n.Node = n.Number(token.at, 0)
+    def steps(self, token: Token) -> language.Node:
+        start: language.Node = language.Number(token.at, 0)
         end = self.choice()
         if self.sees(","):
             self.take()
             start, end = end, self.choice()
         self.expect(")")
-        return n.Steps(token.at, start, end)
+        return language.Steps(token.at, start, end)
 
     # -- series made from series ----------------------------------------------------
 
-    def braces(self) -> n.Node:
+    def braces(self) -> language.Node:
         at = self.expect("{").at
         if self.sees("**"):
             parts = []
@@ -223,13 +375,13 @@ class _Parser(Stream):
                 if self.sees(","):
                     self.take()
             self.expect("}")
-            return n.Merge(at, tuple(parts))
+            return language.Merge(at, tuple(parts))
         self.find_names()
         key = self.choice()
         self.expect(":")
         return self.loop(at, key, self.choice(), "}")
 
-    def made_list(self) -> n.Node:
+    def made_list(self) -> language.Node:
         at = self.expect("[").at
         self.find_names()
         return self.loop(at, None, self.choice(), "]")
@@ -253,7 +405,7 @@ class _Parser(Stream):
                 f"compare one number; {EXAMPLES}",
             )
 
-    def loop(self, at: int, key: n.Node | None, value: n.Node, close: str) -> n.Node:
+    def loop(self, at: int, key: language.Node | None, value: language.Node, close: str) -> language.Node:
         self.expect("for")
         names = [self.name()]
         if self.sees(","):
@@ -275,7 +427,7 @@ class _Parser(Stream):
         self.expect(close)
         if len(names) != (2 if pairs else 1) or len(set(names)) != len(names):
             raise refuse(self.expression, at, "the for does not fit", "for k, v in SERIES.items(), or for s in SERIES")
-        return n.Loop(at, key, value, tuple(names), source, pairs, condition)
+        return language.Loop(at, key, value, tuple(names), source, pairs, condition)
 
     def name(self) -> str:
         if self.now.kind != NAME or self.now.text in _WORDS:

@@ -15,15 +15,159 @@ Read next: `rules.py`, what has to fit together beyond the types.
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from surefoot.errors import ConfigError, StateError
-from surefoot.harness.suites.reading import TableReader
+
+# -- Reads one TOML table key by key: typed, every problem noted, unknown keys with the nearest known one
+
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Names that every shell accepts for a variable."""
+
+
+class TableReader:
+    """Takes values out of a table; what is wrong goes to `problems`, and the caller reads on.
+
+    Example:
+        >>> reader = TableReader({"nodes": "two", "minuts": 5}, "recipe a", problems := [])
+        >>> reader.whole("nodes", 1, low=1), reader.number("minutes", 1.0, low=0.0)
+        (1, 1.0)
+        >>> reader.finish()
+        >>> problems
+        ["recipe a: nodes is 'two', not a whole number", 'recipe a: unknown key minuts; did you mean minutes?']
+    """
+
+    def __init__(self, table: Mapping[str, Any], where: str, problems: list[str]) -> None:
+        self._table, self._where, self._problems = table, where, problems
+        self._asked: list[str] = []
+
+    def text(self, key: str, default: str | None = None, *, required: bool = False) -> str | None:
+        """A string that is not empty and holds no NUL."""
+        value = self._get(key, required)
+        if value is None:
+            return default
+        if not isinstance(value, str) or not value.strip() or "\0" in value:
+            self._wrong(key, value, "a text with something in it")
+            return default
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self._get(key)
+        if value is None or isinstance(value, bool):
+            return default if value is None else value
+        self._wrong(key, value, "true or false")
+        return default
+
+    def whole(self, key: str, default: int, *, low: int, high: int = 10**9, required: bool = False) -> int:
+        """A whole number within bounds."""
+        value = self._get(key, required)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            self._wrong(key, value, "a whole number")
+            return default
+        if not low <= value <= high:
+            self._problems.append(f"{self._where}: {key} is {value}, allowed are {low} to {high}")
+            return default
+        return value
+
+    def number(self, key: str, default: float, *, low: float, above: bool = False, required: bool = False) -> float:
+        """A finite number, at least `low` (or above it)."""
+        value = self._get(key, required)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            self._wrong(key, value, "a finite number")
+            return default
+        if value < low or (above and value == low):
+            self._problems.append(
+                f"{self._where}: {key} is {value}, it must be {'above' if above else 'at least'} {low:g}"
+            )
+            return default
+        return float(value)
+
+    def words(self, key: str, default: tuple[str, ...] = (), *, required: bool = False) -> tuple[str, ...]:
+        """A list of texts without NUL, at least one; `default` when left out."""
+        value = self._get(key, required)
+        if value is None:
+            return default
+        if not isinstance(value, list) or not value or not all(isinstance(v, str) and "\0" not in v for v in value):
+            self._wrong(key, value, "a list of texts with at least one")
+            return default
+        return tuple(value)
+
+    def wholes(self, key: str) -> tuple[int, ...]:
+        """A list of different whole numbers from 0."""
+        value = self._get(key)
+        if value is None:
+            return ()
+        good = isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value)
+        if not good or not value or len(set(value)) != len(value):
+            self._wrong(key, value, "a list of different whole numbers from 0")
+            return ()
+        return tuple(value)
+
+    def settings(self, key: str) -> dict[str, str]:
+        """A table of environment variables."""
+        value = self._get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, dict) or not all(isinstance(v, str) and "\0" not in v for v in value.values()):
+            self._wrong(key, value, 'a table of texts, such as {OMP_NUM_THREADS = "1"}')
+            return {}
+        odd = [name for name in value if not VARIABLE.fullmatch(name)]
+        if odd:
+            self._wrong(key, odd, "names that an environment variable can have")
+        return {name: text for name, text in value.items() if name not in odd}
+
+    def tables(self, key: str) -> list[Mapping[str, Any]]:
+        """A list of tables, `[[key]]` in TOML, at least one."""
+        value = self._get(key, required=True)
+        if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+            if value is not None:
+                self._wrong(key, value, f"one or more [[{key}]] tables")
+            return []
+        return value
+
+    def whole_or_none(self, key: str, *, low: int) -> int | None:
+        """A whole number, or None when left out."""
+        if key in self._table:
+            return self.whole(key, low, low=low)
+        self._asked.append(key)
+        return None
+
+    def finish(self) -> None:
+        """Complain about keys that nobody asked for."""
+        for key in self._table:
+            if key not in self._asked:
+                near = difflib.get_close_matches(key, self._asked, n=1)
+                hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(self._asked)}"
+                self._problems.append(f"{self._where}: unknown key {key}{hint}")
+
+    def _get(self, key: str, required: bool = False) -> Any:
+        self._asked.append(key)
+        if required and key not in self._table:
+            self._problems.append(f"{self._where}: {key} is missing")
+        return self._table.get(key)
+
+    def _wrong(self, key: str, value: object, wanted: str) -> None:
+        shown = repr(value)
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        self._problems.append(f"{self._where}: {key} is {shown}, not {wanted}")
+
+
+# -- Suite manifests: one TOML file per suite, typed, every problem reported at once --------------
+
 
 DEFAULT_COMMAND = ("{python}", "-m", "surefoot", "train")
 """The trainer when a recipe names none; config, folder, steps and seed are put behind it."""
@@ -258,3 +402,127 @@ def find_suites(folder: Path) -> list[Path]:
             "make suites/NAME.toml at the top, or use --suites DIR",
         )
     return sorted(path for path in folder.glob("*.toml") if path.is_file())
+
+
+# -- What the caller changes for one call: `--set`, `--relax`, `--drop-check`. Recorded in every verdict
+
+
+SETTABLE = ("max_steps", "steps_per_run", "minutes", "nodes", "gpus_per_node", "segment_size", "container", "seeds")
+"""Keys that `--set` may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Changes as typed, with the reason that was given."""
+
+    set: tuple[str, ...] = ()
+    """`key=value`, the value in TOML or as plain text."""
+    relax: tuple[str, ...] = ()
+    """`OLD CHECK=>NEW CHECK`."""
+    drop: tuple[str, ...] = ()
+    """Checks to leave out."""
+    reason: str | None = None
+
+    def recorded(self) -> tuple[str, ...]:
+        """As they go into the verdict."""
+        words = [f"set {item}" for item in self.set]
+        words += [f"relax {item}" for item in self.relax] + [f"drop-check {item}" for item in self.drop]
+        return (*words, f"reason {self.reason}") if words and self.reason else tuple(words)
+
+
+def apply(overrides: Overrides, recipes: Sequence[Recipe]) -> list[Recipe]:
+    """The changed recipes; a change that changes nothing is refused, so that nobody believes in it."""
+    if overrides.drop and not (overrides.reason and overrides.reason.strip()):
+        raise ConfigError(
+            "--drop-check needs --reason", "a check that went missing without a word is never found again", "say why"
+        )
+    changed = [_set(recipe, overrides.set) for recipe in recipes]
+    used: set[str] = set()
+    changed = [_change_checks(recipe, overrides, used) for recipe in changed]
+    for item in (*overrides.relax, *overrides.drop):
+        if item not in used:
+            known = "; ".join(dict.fromkeys(check for recipe in recipes for check in recipe.checks))
+            raise ConfigError(
+                f"no check is changed by {item!r}", f"the checks are: {known}", "copy one of them as it stands"
+            )
+    return changed
+
+
+def _set(recipe: Recipe, items: Sequence[str]) -> Recipe:
+    table: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        key = key.strip()
+        if not equals or key not in SETTABLE:
+            raise ConfigError(
+                f"--set {item!r} is not understood", f"it takes key=value with one of {', '.join(SETTABLE)}",
+                "words for the trainer go behind --",
+            )  # fmt: skip
+        if key in table:
+            raise ConfigError(f"--set {key} is there twice", "only one can hold", "keep one")
+        table[key] = _value(text.strip())
+    if not table:
+        return recipe
+    # A shorter training that was one run stays one run.
+    if "max_steps" in table and "steps_per_run" not in table and recipe.num_runs == 1:
+        table["steps_per_run"] = table["max_steps"]
+    return _checked(recipe, table)
+
+
+def _checked(recipe: Recipe, table: dict[str, Any]) -> Recipe:
+    """Through the same typed reader as the manifest."""
+    problems: list[str] = []
+    reader = TableReader(table, "--set", problems)
+    changed = dataclasses.replace(
+        recipe,
+        max_steps=reader.whole("max_steps", recipe.max_steps, low=1),
+        steps_per_run=reader.whole("steps_per_run", recipe.steps_per_run, low=1),
+        minutes=reader.number("minutes", recipe.minutes, low=0.0, above=True),
+        nodes=reader.whole("nodes", recipe.nodes, low=1),
+        gpus_per_node=reader.whole("gpus_per_node", recipe.gpus_per_node, low=0),
+        segment_size=reader.whole("segment_size", recipe.segment_size or 1, low=1)
+        if "segment_size" in table
+        else recipe.segment_size,
+        container=reader.text("container", recipe.container),
+        seeds=reader.wholes("seeds") if "seeds" in table else recipe.seeds,
+    )
+    problems += [f"{recipe.name}: {problem}" for problem in changed.problems()]
+    if problems:
+        raise ConfigError("; ".join(problems), "an override follows the rules of the manifest", "correct it")
+    return changed
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a plain word, such as the name of a container
+
+
+def _change_checks(recipe: Recipe, overrides: Overrides, used: set[str]) -> Recipe:
+    checks = list(recipe.checks)
+    for item in overrides.relax:
+        old, arrow, new = (part.strip() for part in item.partition("=>"))
+        if not arrow or not old or not new:
+            raise ConfigError(f"--relax {item!r} is not understood", "it takes 'OLD=>NEW'", "write both checks")
+        positions = [i for i, check in enumerate(checks) if same_check(check, old)]
+        for i in positions:
+            checks[i] = new
+            used.add(item)
+    for item in overrides.drop:
+        left = [check for check in checks if not same_check(check, item)]
+        if len(left) < len(checks):
+            used.add(item)
+        checks = left
+    if not checks:
+        raise ConfigError(
+            f"no check of {recipe.name} is left",
+            "a training that nothing judges cannot pass",
+            "keep one, or --relax it",
+        )
+    return dataclasses.replace(recipe, checks=tuple(checks))
+
+
+def same_check(one: str, other: str) -> bool:
+    """Whether two checks are the same but for spaces."""
+    return one.split() == other.split() or one.replace(" ", "") == other.replace(" ", "")

@@ -1,6 +1,6 @@
 """What the `suite` commands ask for: find a suite, choose recipes, estimate, run, write results.
 
-Read next: `run.py` and `launch.py`.
+Read next: `run.py` and `run.py`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from pathlib import Path
 
 from surefoot.errors import ConfigError, StateError
 from surefoot.harness import git
-from surefoot.harness.suites import results
-from surefoot.harness.suites.executors.base import Executor, tail
-from surefoot.harness.suites.executors.docker import DockerExecutor
-from surefoot.harness.suites.executors.local import LocalExecutor
-from surefoot.harness.suites.executors.slurm import SlurmExecutor
-from surefoot.harness.suites.folders import prepare_out
-from surefoot.harness.suites.launch import cluster_trials, settings_from_env, watch_interval
-from surefoot.harness.suites.manifest import Recipe, Suite, find_suites, load_suite
-from surefoot.harness.suites.overrides import Overrides, apply
-from surefoot.harness.suites.plan import Trial, command_of, gpu_hours, trials_of
+from surefoot.harness.suites import verdicts
+from surefoot.harness.suites.executors import DockerExecutor, Executor, LocalExecutor, SlurmExecutor, tail
+from surefoot.harness.suites.manifest import Overrides, Recipe, Suite, apply, find_suites, load_suite
+from surefoot.harness.suites.plan import Trial, command_of, gpu_hours, identify, prepare_out, snapshot_folder, trials_of
 from surefoot.harness.suites.rules import refuse_broken
-from surefoot.harness.suites.run import Outcome, Say, exit_code_of, run_trials
-from surefoot.harness.suites.snapshot import identify, snapshot_folder
+from surefoot.harness.suites.run import (
+    Say,
+    TrialOutcome,
+    cluster_trials,
+    exit_code_of,
+    run_trials,
+    settings_from_env,
+    watch_interval,
+)
 from surefoot.harness.tables import table
 from surefoot.records import Verdict
 
@@ -36,7 +37,7 @@ BISECT_DIR, BISECT_OUT = "SUREFOOT_BISECT_DIR", "suites"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class SuiteRequest:
     """A suite, the recipes of it, and what the caller changed."""
 
     suite: Suite
@@ -99,7 +100,7 @@ def _suite_at(name: str, given: Path | None, cwd: Path) -> Suite:
 def make_request(
     suite: Suite, names: Sequence[str], overrides: Overrides, extra_args: Sequence[str], executor: str,
     out: Path | None, environ: Mapping[str, str] | None = None,
-) -> Request:  # fmt: skip
+) -> SuiteRequest:  # fmt: skip
     """Choose recipes and change them as asked; refuses what is broken before anything happens."""
     if executor not in EXECUTORS:
         raise ConfigError(
@@ -116,7 +117,7 @@ def make_request(
     changed = apply(overrides, chosen)
     refuse_broken_checks(suite, changed)
     folder = out if out is not None else out_folder(suite.root, environ or {})
-    return Request(
+    return SuiteRequest(
         suite=suite, recipes=tuple(changed), out=(Path.cwd() / folder).absolute(), executor=executor,
         overrides=overrides, extra_args=tuple(extra_args),
     )  # fmt: skip
@@ -172,7 +173,7 @@ def list_suites(folder: Path, root: Path) -> tuple[str, list[str]]:
     return table(f"Suites in {folder}", columns, rows), broken
 
 
-def describe(request: Request, environ: Mapping[str, str]) -> str:
+def describe(request: SuiteRequest, environ: Mapping[str, str]) -> str:
     """The dry run: what would happen, in words. Creates nothing."""
     code = identify(request.suite.root)
     snapshot = snapshot_folder(request.out) / code.name
@@ -188,22 +189,24 @@ def describe(request: Request, environ: Mapping[str, str]) -> str:
     return "\n".join([*lines, "", "dry run: nothing was created"])
 
 
-def run(request: Request, environ: Mapping[str, str], say: Say, *, fresh: bool, results_folder: Path | None) -> int:
+def run(
+    request: SuiteRequest, environ: Mapping[str, str], say: Say, *, fresh: bool, results_folder: Path | None
+) -> int:
     """Run and judge; the exit code."""
     trials = request.trials(environ)
     executor = _executor(request, environ)
     reds: list[str] = []
     if results_folder is not None:
-        results.refuse_stale(results_folder, [trial.label for trial in trials])
+        verdicts.refuse_stale(results_folder, [trial.label for trial in trials])
         prepare_out(results_folder)
     if request.executor == "local" and any(trial.recipe.nodes > 1 for trial in trials):
         say("note      the local executor uses this machine only, whatever nodes says")
     began = time.monotonic()
 
-    def keep(outcome: Outcome) -> None:
+    def keep(outcome: TrialOutcome) -> None:
         nonlocal began
         if results_folder is not None:
-            record = results.write_part(results_folder, _part(outcome, time.monotonic() - began), request.suite.deny)
+            record = verdicts.write_part(results_folder, _part(outcome, time.monotonic() - began), request.suite.deny)
             if record["required"] and record["warnings"]:
                 reds.append(f"{record['name']}: warning on the deny list: {record['warnings'][0]}")
         began = time.monotonic()
@@ -216,7 +219,7 @@ def run(request: Request, environ: Mapping[str, str], say: Say, *, fresh: bool, 
     return exit_code_of(outcomes, len(trials)) or int(bool(reds))
 
 
-def _executor(request: Request, environ: Mapping[str, str]) -> Executor:
+def _executor(request: SuiteRequest, environ: Mapping[str, str]) -> Executor:
     tool = {"docker": "docker", "slurm": "sbatch"}.get(request.executor)
     if tool is not None and shutil.which(tool) is None:
         raise ConfigError(
@@ -236,17 +239,17 @@ def _executor(request: Request, environ: Mapping[str, str]) -> Executor:
     return LocalExecutor()
 
 
-def _part(outcome: Outcome, seconds: float) -> results.Part:
+def _part(outcome: TrialOutcome, seconds: float) -> verdicts.Part:
     trial, record = outcome.trial, outcome.record
-    return results.Part(
+    return verdicts.Part(
         name=trial.label, verdict=Verdict(record["status"]), return_code=outcome.exit_code, command=record["command"],
         duration=seconds, required=trial.recipe.required,
-        stdout=tail(trial.log, results.LONGEST),
+        stdout=tail(trial.log, verdicts.LONGEST),
         stderr="\n".join(record["reasons"]),
     )  # fmt: skip
 
 
-def _summary(outcomes: Sequence[Outcome]) -> str:
+def _summary(outcomes: Sequence[TrialOutcome]) -> str:
     rows = []
     for outcome in outcomes:
         steps = f"{outcome.record['steps_reached']} of {outcome.record['max_steps']}"

@@ -141,7 +141,7 @@ def _nvidia_smi(field: str) -> list[str] | None:
 def _scrape(node: Mapping[str, Any]) -> str | None:
     import http.client  # slow to load, and few sessions have a cluster
 
-    from surefoot.line_deadline import DeadlineConnection
+    from surefoot.system.connections import DeadlineConnection
 
     try:
         host, port = str(node.get("NodeManagerAddress")), int(str(node.get("MetricsExportPort")))

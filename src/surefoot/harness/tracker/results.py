@@ -8,7 +8,7 @@
 Promises   unit_results.json never shows an earlier session's success; a killed session keeps what it tracked.
 Never      runs git, or creates a file, in a session that tracks nothing.
 
-Read next: `journal.py`, the files behind it.
+Read next: `tracker.py`, the files behind it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,73 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import platform
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from surefoot.errors import StateError
 from surefoot.harness.files import make_unseen, read_json, write_json
-from surefoot.harness.tracker.journal import JournalWriter, read_journals
-from surefoot.harness.tracker.keys import keys, printable
+from surefoot.harness.git import GitError, git, head, root_of
+from surefoot.harness.tracker.memory import gpu_names
+from surefoot.harness.tracker.tracker import JournalWriter, read_journals
+
+# -- Names of tests in a results file: `module::function[parameters]`, never two tests under one name
+
+
+def keys(node_ids: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Node id to key, and a note for every name that had to be made longer.
+
+    Example:
+        >>> keys(["tests/a/test_x.py::test_f[1]"])[0]
+        {'tests/a/test_x.py::test_f[1]': 'test_x::test_f[1]'}
+    """
+    ids = sorted(set(node_ids))
+    names, notes = _modules({_file(node_id) for node_id in ids})
+    return {node_id: printable(names[_file(node_id)] + _rest(node_id)) for node_id in ids}, notes
+
+
+def printable(text: str) -> str:
+    """Text that UTF-8 can hold: a file name that is no text is spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _modules(files: set[str]) -> tuple[dict[str, str], list[str]]:
+    """A name for each file: the shortest of its forms that no other file has."""
+    form = dict.fromkeys(sorted(files), 0)
+    notes: list[str] = []
+    while True:
+        owners = defaultdict(list)
+        for file, number in form.items():
+            owners[_forms(file)[number]].append(file)
+        clashes = {name: group for name, group in owners.items() if len(group) > 1}
+        if not clashes:
+            return {group[0]: name for name, group in owners.items()}, notes
+        for name, group in clashes.items():
+            notes.append(printable(f"{name} names {len(group)} files ({', '.join(group)}): their keys carry more"))
+            form |= {file: min(form[file] + 1, 2) for file in group}
+
+
+def _forms(file: str) -> tuple[str, str, str]:
+    return PurePosixPath(file).stem, file.removesuffix(".py").replace("/", "."), file
+
+
+def _file(node_id: str) -> str:
+    return node_id.partition("::")[0]
+
+
+def _rest(node_id: str) -> str:
+    _, mark, rest = node_id.partition("::")
+    return mark + rest
+
+
+# -- The results of one session: `unit_results.json`, and a copy per session in `unit_results/` ---
+
 
 LATEST, HISTORY, JOURNALS = "unit_results.json", "unit_results", ".unit_results_journal"
 NOT_SET = "not set"
@@ -34,7 +90,7 @@ NOT_SET = "not set"
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class TrackedSession:
     """Who is running, told to worker processes as plain text.
 
     Example:
@@ -48,7 +104,7 @@ class Session:
     args: tuple[str, ...]
 
     @classmethod
-    def new(cls, root: Path, folder: Path, args: Sequence[str]) -> Session:
+    def new(cls, root: Path, folder: Path, args: Sequence[str]) -> TrackedSession:
         """A session that starts now, in this process."""
         from surefoot.harness.scrub import scrub
 
@@ -62,7 +118,7 @@ class Session:
                 "args": list(self.args)}  # fmt: skip
 
     @classmethod
-    def from_text(cls, values: dict[str, Any]) -> Session:
+    def from_text(cls, values: dict[str, Any]) -> TrackedSession:
         """The session that `as_text` described."""
         return cls(Path(values["root"]), Path(values["folder"]), values["id"], values["started"], tuple(values["args"]))
 
@@ -71,7 +127,7 @@ class Session:
 class Results:
     """The files of one session, as one process sees them."""
 
-    session: Session
+    session: TrackedSession
     process: str = "main"
     written: list[str] = field(default_factory=list)
     """Names of the files that `finish` wrote, for the summary."""
@@ -103,8 +159,6 @@ class Results:
             try:
                 self._hold()
                 if not (self.journals / "header.json").exists():
-                    from surefoot.harness.tracker.about import header
-
                     write_json(self.session.folder / LATEST, _unset(self.session))
                     write_json(self.journals / "header.json", header(self.session))
             except OSError as error:
@@ -130,7 +184,6 @@ class Results:
         """End of the main process: the whole file, its copy, and no journal any more."""
         if not self.is_open:
             return
-        from surefoot.harness.tracker.about import gpu_types
 
         self.open()  # a worker that died early may have left no header
         outcome = {
@@ -227,6 +280,76 @@ def _remove(journals: Path) -> None:
         journals.parent.rmdir()
 
 
-def _unset(session: Session) -> dict[str, Any]:
+def _unset(session: TrackedSession) -> dict[str, Any]:
     """What unit_results.json says before anything else is known, in case git or the disk is slow."""
     return {"exit_status": NOT_SET, "session": session.id, "metrics": {}}
+
+
+# -- What a results file says about its session besides the metrics: commit, host, packages, GPUs, coverage
+
+
+FORMAT = 1
+
+
+def header(session: TrackedSession) -> dict[str, Any]:
+    """The fields known at the start; a session that dies keeps these."""
+    started = datetime.fromisoformat(session.started)
+    return {
+        "format": FORMAT,
+        "exit_status": NOT_SET,
+        **commit_of(session.root, session.folder),
+        "start_time": f"{started:%Y-%m-%d %H:%M:%S}",
+        "metrics": {},
+        "gpu_types": [],
+        "coverage": None,
+        "coverage_reason": "the session did not end",
+        "session": session.id,
+        "started_at": session.started,
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "packages": packages(),
+        "pytest_args": list(session.args),
+    }
+
+
+def commit_of(root: Path, results: Path) -> dict[str, Any]:
+    """`git_commit` and `dirty`; null for both, and why, where git has no answer."""
+    try:
+        top = root_of(root)
+        if top is None:
+            return {"git_commit": None, "dirty": None, "git_reason": "not a git repository"}
+        # Our own files are no edit of the code: a project that does not ignore them would be dirty for ever.
+        inside = results.resolve().is_relative_to(top.resolve())
+        ours = [f":(exclude,literal){name}" for name in (LATEST, HISTORY, JOURNALS)] if inside else []
+        words = ("status", "--porcelain", "--untracked-files=normal", "--", ":/", *ours)
+        changes = git(results if inside else root, *words)
+        return {"git_commit": head(root), "dirty": bool(changes), "git_reason": None}
+    except GitError as error:
+        return {"git_commit": None, "dirty": None, "git_reason": error.what}
+
+
+def packages() -> dict[str, str]:
+    """Every installed distribution and its version, by the names of their folders: reading each file takes long."""
+    found: dict[str, str] = {}
+    for place in sys.path:
+        with contextlib.suppress(OSError):  # an entry that is no folder has no packages
+            for entry in os.scandir(place or "."):
+                name, _, version = entry.name.removesuffix(".dist-info").rpartition("-")
+                if entry.name.endswith(".dist-info") and name:
+                    found.setdefault(name, version)  # the first on the path is the one that is imported
+    return dict(sorted(found.items(), key=lambda pair: pair[0].lower()))
+
+
+def gpu_types() -> list[str]:
+    """Each kind of GPU once."""
+    return sorted(set(gpu_names()))
+
+
+def coverage_of(plugin: Any) -> tuple[float | None, str | None]:
+    """Total coverage in percent by pytest-cov's plugin object, or None and why not."""
+    if plugin is None:
+        return None, "coverage was not asked for (pytest --cov)"
+    total = getattr(plugin, "cov_total", None)
+    if not isinstance(total, int | float) or total != total:
+        return None, "pytest-cov gave no total"
+    return float(total), None

@@ -6,21 +6,196 @@ Never      overwrites a value, or another test's, unless asked.
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import threading
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from surefoot.harness.tracker.journal import END, START, TRACK, JournalWriter
+from surefoot.harness.series import TAG, Unavailable
 from surefoot.harness.tracker.memory import DefaultMonitor, MemoryMonitor
-from surefoot.harness.tracker.values import NonFiniteError, plain
-from surefoot.harness.unavailable import TAG, Unavailable
+
+# -- What a results file can hold: JSON values, checked and copied at the moment they are tracked -
+
+
+NON_FINITE = "non-finite: "
+"""How NaN and infinity are written down: `"non-finite: nan"`. JSON has no such numbers."""
+_DEPTH = 50
+
+
+class NonFiniteError(ValueError):
+    """A tracked number is NaN or infinite; `tagged` is the value with that number spelled out."""
+
+    def __init__(self, message: str, tagged: Any) -> None:
+        super().__init__(message)
+        self.tagged = tagged
+
+
+def plain(name: str, value: Any) -> Any:
+    """A deep copy of `value` made of JSON's own types.
+
+    Raises:
+        TypeError: JSON cannot hold it, and where it lies.
+        NonFiniteError: it holds NaN or infinity.
+    """
+    found: list[str] = []
+    copy = _copy(value, name, 0, found)
+    if found:
+        raise NonFiniteError(f"{found[0]} is not finite; fix: track it only when it is a number", copy)
+    return copy
+
+
+def _copy(value: Any, where: str, depth: int, found: list[str]) -> Any:
+    if depth > _DEPTH:
+        raise TypeError(f"{where} is nested more than {_DEPTH} deep, or contains itself")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Unavailable):
+        return TAG
+    if isinstance(value, int):
+        return _whole(int(value), where)
+    if isinstance(value, float):
+        return _number(float(value), where, found)
+    if isinstance(value, str):
+        return _text(str(value), where)
+    if isinstance(value, list | tuple):
+        return [_copy(item, f"{where}[{i}]", depth + 1, found) for i, item in enumerate(value)]
+    if isinstance(value, dict):
+        return {_key(k, where): _copy(v, f"{where}[{k!r}]", depth + 1, found) for k, v in value.items()}
+    raise TypeError(
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which JSON cannot hold; "
+        "fix: pass a number, text, list or dict, for example float(x) or x.tolist()"
+    )
+
+
+def _whole(value: int, where: str) -> int:
+    if value.bit_length() > 1024:
+        raise TypeError(f"{where} is a whole number of {value.bit_length()} bits; fix: pass float(x) or str(x)")
+    return value
+
+
+def _number(value: float, where: str, found: list[str]) -> float | str:
+    if math.isfinite(value):
+        return value
+    found.append(f"{where} = {value}")
+    return f"{NON_FINITE}{value}"
+
+
+def _text(value: str, where: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise TypeError(f"{where} holds half a character at position {error.start}, which JSON cannot hold") from error
+    return value
+
+
+def _key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"{where} has the key {key!r} of type {type(key).__name__}; JSON's keys are text: use str(key)")
+    return _text(str(key), f"a key of {where}")
+
+
+# -- What a session tracked so far, on disk after every call: a killed process loses at most the line it was writing
+# <results>/.unit_results_journal/<session>/
+# lock            held by the session's main process while it lives
+# header.json     what is known at the start: commit, dirty, host, packages
+# <process>.jsonl one line per event, one file per process, so that workers never share a file
+#
+# Owns       those files, and turning them back into metrics.
+# Promises   appending is one write call; a torn last line is expected, any other damage is named.
+# Never      decides where results go: that is `results.py`.
+
+
+START, TRACK, END = "start", "track", "end"
+
+
+class JournalWriter:
+    """Appends events of this process. Opened on the first one, so a session without trackers leaves nothing."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()
+
+    def append(self, event: str, test: str, **values: Any) -> None:
+        """One event as one line."""
+        line = json.dumps({"event": event, "test": test, **values}, allow_nan=False) + "\n"
+        with self._lock:
+            if self._descriptor is None:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            data = line.encode()
+            written = os.write(self._descriptor, data)
+            if written != len(data):
+                raise OSError(f"{self._file}: only {written} of {len(data)} bytes could be written; is the disk full?")
+
+    def close(self) -> None:
+        """Let go of the file; a later event opens it again."""
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+
+@dataclass(slots=True)
+class SessionJournal:
+    """Everything that the processes of one session wrote."""
+
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Node id to tracked values; `_elapsed` when the test ended, `_unfinished` when it did not."""
+    problems: list[str] = field(default_factory=list)
+    """Lines that could not be read, each with its file and number."""
+
+
+def read_journals(folder: Path) -> SessionJournal:
+    """Merge the journals of one session."""
+    journal = SessionJournal()
+    for file in sorted(folder.glob("*.jsonl")):
+        whole, _, torn = file.read_bytes().rpartition(b"\n")
+        _apply(whole.splitlines(), file.name, journal)
+        if torn:  # the line that was being written when the process died
+            lost = f"{file.name}: the last line is torn after {len(torn)} bytes; what it said is lost"
+            journal.problems.append(lost)
+    return journal
+
+
+def _apply(lines: Iterable[bytes], name: str, journal: SessionJournal) -> None:
+    for number, line in enumerate(lines, 1):
+        try:
+            _event(json.loads(line), journal)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            journal.problems.append(f"{name}, line {number}: {error}")
+
+
+def _event(record: dict[str, Any], journal: SessionJournal) -> None:
+    event, test = record["event"], record["test"]
+    if event == START:
+        again = journal.metrics.get(test)  # a test that is run again starts over; how often is kept
+        journal.metrics[test] = {"_unfinished": True} | ({"_runs": again.get("_runs", 1) + 1} if again else {})
+        return
+    values = journal.metrics.setdefault(test, {"_unfinished": True})
+    if event == TRACK:
+        values[record["name"]] = record["value"]
+    elif event == END:
+        values.pop("_unfinished", None)
+        values["_elapsed"] = record["elapsed"]
+    else:
+        raise ValueError(f"unknown event {event!r}")
+
+
+# -- What a test calls: `tracker.track("loss", 0.5)` ----------------------------------------------
+
 
 UNAVAILABLE = TAG
 """What is recorded when nobody can say how much memory is in use."""
 _NOBODY = "no device of which anybody can say how much memory is in use"
 
 
-class Tracker:
+class MetricTracker:
     """Records values of one test.
 
     Example:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot.harness.affected.blocks import split
-from surefoot.harness.affected.graph import Graph
+from surefoot.harness.affected.tree import Graph
 
 
 def graph(files: dict[str, str], roots: tuple[str, ...] = ()) -> Graph:

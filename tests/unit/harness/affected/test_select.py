@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from selection_kit import ENVIRONMENT, Project, ran
 
-from surefoot.harness.affected.evidence import Evidence
-from surefoot.harness.affected.graph import Graph
-from surefoot.harness.affected.remember import Memory, Outside
-from surefoot.harness.affected.tree import Tree
+from surefoot.harness.affected.records import ObservedUse
+from surefoot.harness.affected.remember import OutsideTests, StateBuilder
+from surefoot.harness.affected.tree import Graph, Tree
 
 FILES = {
     "test_x.py": "import a\n\ndef test_one():\n    a.one()\n\ndef test_two():\n    a.two()\n",
@@ -89,14 +88,14 @@ def test_a_failed_test_stays_chosen_until_it_passes(project: Project) -> None:
 
 
 def test_planted_storing_before_green_forgets_the_failure(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Memory._record
+    real = StateBuilder._record
 
-    def too_early(self: Memory, one: object, edited: set[str]) -> object:
+    def too_early(self: StateBuilder, one: object, edited: set[str]) -> object:
         record = real(self, one, edited)  # type: ignore[arg-type]
         record.outcome = "passed"
         return record
 
-    monkeypatch.setattr(Memory, "_record", too_early)
+    monkeypatch.setattr(StateBuilder, "_record", too_early)
     with pytest.raises(AssertionError):
         test_a_failed_test_stays_chosen_until_it_passes(project)
 
@@ -196,7 +195,7 @@ def test_whoever_uses_a_cached_result_depends_on_what_filled_the_cache(tmp_path:
 def test_planted_counting_only_what_a_test_ran_itself_misses_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Memory, "_gifts", lambda self, bodies: {})
+    monkeypatch.setattr(StateBuilder, "_gifts", lambda self, bodies: {})
     with pytest.raises(AssertionError):
         test_whoever_uses_a_cached_result_depends_on_what_filled_the_cache(tmp_path)
 
@@ -213,8 +212,8 @@ def test_what_a_first_import_ran_belongs_to_all_importers(tmp_path: Path) -> Non
 
 def test_what_ran_and_was_read_during_collection_belongs_to_all_importers(tmp_path: Path) -> None:
     project = Project(tmp_path, {"m.py": "def build():\n    return 1\n\nX = build()\n", "n.py": "", "test_x.py": "import m\n", "test_y.py": "import n\n", "d.json": "1"})  # fmt: skip
-    seen = Evidence(blocks={("m.py", ""), ("m.py", "build")}, reads={"d.json": {("m.py", "")}})
-    project.session(Outside(seen, started=2e10), x=ran("test_x.py"), y=ran("test_y.py"))
+    seen = ObservedUse(blocks={("m.py", ""), ("m.py", "build")}, reads={"d.json": {("m.py", "")}})
+    project.session(OutsideTests(seen, started=2e10), x=ran("test_x.py"), y=ran("test_y.py"))
     project.edit("d.json", "1", "2")
     assert project.chosen() == {"x"}
     project.edit("d.json", "2", "1")
@@ -235,7 +234,7 @@ def test_an_edit_while_the_tests_run_makes_them_run_again(tmp_path: Path) -> Non
     project = Project(tmp_path, FILES)
     judge = project.judge()
     project.edit("a.py", "return LIMIT", "return 8")
-    memory = Memory(judge.state, judge.view, ENVIRONMENT, Outside(started=2e10))
+    memory = StateBuilder(judge.state, judge.view, ENVIRONMENT, OutsideTests(started=2e10))
     state = memory.learn({"one": ONE, "two": TWO}, judge, ())
     assert {test: record.always for test, record in state.tests.items()} == dict.fromkeys(
         ["one", "two"], "a.py was changed while the tests ran"

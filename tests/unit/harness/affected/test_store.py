@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from selection_kit import Project, ran
 
+from surefoot.harness.affected.hooks import globs_for, read_extra
+from surefoot.harness.affected.records import NAME, load
+from surefoot.harness.affected.select import explain, find_test, nearest
 from surefoot.harness.affected.session import TORN, _read_log
-from surefoot.harness.affected.settings import globs_for, read_extra
-from surefoot.harness.affected.store import NAME, load
 from surefoot.harness.affected.tree import Tree
-from surefoot.harness.affected.why import explain, find_test, nearest
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from bisect_kit import FIXED, OURS, History, git, history, numbered
 
 from surefoot.errors import ConfigError, StateError, StoppedError
 from surefoot.harness.bisect.command import bisect
-from surefoot.harness.bisect.options import Options
+from surefoot.harness.bisect.evidence import OUT, SuiteVerdicts
+from surefoot.harness.bisect.evidence import read_suite_verdicts as look
+from surefoot.harness.bisect.options import BisectOptions
 from surefoot.harness.bisect.overrides import argv, edited
-from surefoot.harness.bisect.suite_evidence import OUT, Found, look
 from surefoot.harness.bisect.tester import AbortError, classify
 
 CHANGES = ["--set", "a=1", "--drop-check", "x > 0", "--reason", "why"]
@@ -36,9 +37,9 @@ def made(tmp_path: Path) -> History:
     return numbered(tmp_path / "r", 7, BREAKS_AT_5)
 
 
-def ask(made: History, **more: Any) -> Options:
+def ask(made: History, **more: Any) -> BisectOptions:
     given = dict(good=made.c(1), bad=made.c(len(made.commits)), command=("./t.sh",), folder=made.root)
-    return Options(**{**given, **more})
+    return BisectOptions(**{**given, **more})
 
 
 def culprit(made: History) -> str | None:
@@ -76,7 +77,7 @@ def test_outside_of_a_repository_is_refused(made: History, tmp_path: Path) -> No
 def test_a_repository_without_a_commit_is_refused(tmp_path: Path) -> None:
     empty = history(tmp_path / "empty")
     with pytest.raises(ConfigError, match="no commit"):
-        bisect(Options(good="a", bad="b", command=("x",), folder=empty.root))
+        bisect(BisectOptions(good="a", bad="b", command=("x",), folder=empty.root))
 
 
 @pytest.mark.parametrize("staged", [True, False])
@@ -423,13 +424,13 @@ def test_an_edited_script_is_put_back_when_a_stop_comes(tmp_path: Path) -> None:
     ],
 )
 def test_a_suite_gets_the_structured_overrides_as_options(command: tuple[str, ...], appended: list[str]) -> None:
-    options = Options(command=command, sets=("a=1",), drop_checks=("x > 0",), reason="why", extra_args="--last")
+    options = BisectOptions(command=command, sets=("a=1",), drop_checks=("x > 0",), reason="why", extra_args="--last")
     assert argv(options) == [*command, *appended]
 
 
 def test_overrides_of_a_suite_stand_before_the_words_of_its_trainer() -> None:
     words = ("surefoot", "suite", "run", "n", "--", "lr=1")
-    assert argv(Options(command=words, sets=("a=1",), extra_args="--last")) == [
+    assert argv(BisectOptions(command=words, sets=("a=1",), extra_args="--last")) == [
         *("surefoot", "suite", "run", "n", "--set", "a=1", "--out", OUT, "--", "lr=1", "--last")
     ]
 
@@ -455,7 +456,7 @@ def test_overrides_of_a_suite_stand_before_the_words_of_its_trainer() -> None:
 def test_a_crash_is_blamed_only_when_asked_for_and_the_surroundings_never(
     code: int, words: tuple[str, ...], more: dict[str, Any], answer: str
 ) -> None:
-    options = Options(command=words, **more)
+    options = BisectOptions(command=words, **more)
     if answer == "abort":
         with pytest.raises(AbortError):
             classify(code, options)
@@ -490,7 +491,7 @@ def test_a_torn_verdict_blames_nobody(tmp_path: Path) -> None:
     (tmp_path / "s/a").mkdir(parents=True)
     for file in ("verdict.json", "provenance.json"):
         (tmp_path / "s/a" / file).write_text('{"recipe": "a", "status": "FAIL", "commit": "now"')
-    assert look(tmp_path, "now") == Found(0)
+    assert look(tmp_path, "now") == SuiteVerdicts(0)
 
 
 # -- the environment of a commit ------------------------------------------------------------------------------------
@@ -499,7 +500,7 @@ def test_a_torn_verdict_blames_nobody(tmp_path: Path) -> None:
 def test_an_environment_is_built_once_for_each_lock_file_and_a_failed_build_is_a_skip(
     made: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import surefoot.harness.bisect.environment as environment
+    import surefoot.harness.bisect.tester as environment
 
     monkeypatch.setattr(environment.sys, "executable", "/bin/true")  # `python -m venv` is not what is tested here
     made = history(tmp_path / "locked")

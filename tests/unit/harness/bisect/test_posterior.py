@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from surefoot.harness.bisect.posterior import Bernoulli, ChangeSearch, Gaussian, Model, Stats
+from surefoot.harness.bisect.noisy import Bernoulli, ChangeSearch, Gaussian, Model, Stats
 
 SAMPLES = [(0, 1.1), (0, 0.9), (0, 1.3), (3, 0.8), (5, 0.2), (5, 0.1), (8, 0.0), (8, -0.2), (8, 0.3)]
 

@@ -8,8 +8,8 @@ import pytest
 
 from surefoot.harness import checks
 from surefoot.harness.checks import evaluate, functions, run_checks
-from surefoot.harness.checks.points import Points, Range
-from surefoot.harness.checks.points import select as real_select
+from surefoot.harness.checks.functions import Points, Range
+from surefoot.harness.checks.functions import select as real_select
 from surefoot.harness.series import Metrics, Series, is_number
 from surefoot.records import Verdict
 
@@ -21,7 +21,7 @@ NEED_NUMBERS = [
 ]  # fmt: skip
 
 
-def rows(points: Any, *expressions: str, name: str = "x", single: bool = False) -> list[checks.Row]:
+def rows(points: Any, *expressions: str, name: str = "x", single: bool = False) -> list[checks.CheckRow]:
     metrics = Metrics({name: Series(name, points, single=single)})
     return list(run_checks(metrics, [text.replace("X", f'data["{name}"]') for text in expressions]).rows)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from surefoot.errors import ConfigError
-from surefoot.harness.checks import limits, parse_check, run_checks
-from surefoot.harness.checks.tokens import tokenize
+from surefoot.harness.checks import language, parse_check, run_checks
+from surefoot.harness.checks.parser import tokenize
 from surefoot.harness.series import Metrics, Series
 from surefoot.records import Verdict
 
@@ -167,16 +167,16 @@ def test_no_check_at_all_is_refused() -> None:
 
 
 def test_length_tokens_depth_strings_and_digits_are_bounded_by_named_counts() -> None:
-    chain = "+1" * (limits.MAX_TOKENS // 2 - 4)
+    chain = "+1" * (language.MAX_TOKENS // 2 - 4)
     parse_check(f'1{chain} > 0 and "a" in data')  # long, flat and just inside
-    at_limit = "(" * (limits.MAX_DEPTH - 1) + "1" + ")" * (limits.MAX_DEPTH - 1)
+    at_limit = "(" * (language.MAX_DEPTH - 1) + "1" + ")" * (language.MAX_DEPTH - 1)
     parse_check(at_limit)
     too_much = {
-        "characters": " " * limits.MAX_LENGTH + "1",
-        "tokens": "1" + "+1" * (limits.MAX_TOKENS // 2),
+        "characters": " " * language.MAX_LENGTH + "1",
+        "tokens": "1" + "+1" * (language.MAX_TOKENS // 2),
         "deep": f"({at_limit})",
-        "longer than": f'data["{"x" * (limits.MAX_STRING + 1)}"]["1"] < 1',
-        "a number of": "9" * (limits.MAX_DIGITS + 1),
+        "longer than": f'data["{"x" * (language.MAX_STRING + 1)}"]["1"] < 1',
+        "a number of": "9" * (language.MAX_DIGITS + 1),
         "too large": "1e301",
     }
     for word, expression in too_much.items():
@@ -185,11 +185,11 @@ def test_length_tokens_depth_strings_and_digits_are_bounded_by_named_counts() ->
 
 
 def test_work_is_bounded_by_the_points_that_are_named() -> None:
-    free = limits.MAX_OPERATIONS - 20
+    free = language.MAX_OPERATIONS - 20
     run_checks(METRICS, [f'count(set(range({free}))) == {free} and "train/gap" in data'])
     with pytest.raises(ConfigError, match="too much work"):
-        run_checks(METRICS, [f"count(set(range({limits.MAX_OPERATIONS + 1}))) == 1"])
-    bought = limits.MAX_OPERATIONS + limits.OPERATIONS_PER_POINT * len(RISING)
+        run_checks(METRICS, [f"count(set(range({language.MAX_OPERATIONS + 1}))) == 1"])
+    bought = language.MAX_OPERATIONS + language.OPERATIONS_PER_POINT * len(RISING)
     with pytest.raises(ConfigError, match="too much work"):
         run_checks(METRICS, [f'len(data["train/gap"]) < count(set(range({bought})))'])
 

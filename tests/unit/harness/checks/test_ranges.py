@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot.harness.checks import run_checks
-from surefoot.harness.checks.points import Points
+from surefoot.harness.checks.functions import Points
 from surefoot.harness.series import Metrics, Series
 from surefoot.records import Verdict
 

@@ -7,8 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from surefoot.harness.checks import Report, run_checks
-from surefoot.harness.checks.report import Row
+from surefoot.harness.checks import CheckReport, CheckRow, run_checks
 from surefoot.harness.series import Metrics, Series
 from surefoot.records import Verdict
 
@@ -73,17 +72,17 @@ def test_json_has_exactly_these_keys_in_the_order_given() -> None:
 
 
 def test_no_rows_are_not_a_pass() -> None:
-    assert Report(()).status is Verdict.FAIL
+    assert CheckReport(()).status is Verdict.FAIL
 
 
 def test_a_value_that_is_not_finite_is_null_in_json() -> None:
-    report = Report((Row("x", Verdict.FAIL, float("nan"), "x is NaN"),))
+    report = CheckReport((CheckRow("x", Verdict.FAIL, float("nan"), "x is NaN"),))
     assert json.loads(report.as_json())["checks"][0]["value"] is None
 
 
 def test_junit_is_valid_xml_whatever_the_names_hold() -> None:
     strange = 'x" <&> \x00\x1b\ud800 ]]>'
-    report = Report((Row(strange, Verdict.FAIL, 1.0, strange), Row("fine", Verdict.PASS, 2.0, "")))
+    report = CheckReport((CheckRow(strange, Verdict.FAIL, 1.0, strange), CheckRow("fine", Verdict.PASS, 2.0, "")))
     root = ElementTree.fromstring(report.as_junit().encode("utf-8"))
     suite = root.find("testsuite")
     assert suite is not None

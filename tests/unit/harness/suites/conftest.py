@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from surefoot.harness.suites import session
-from surefoot.harness.suites.manifest import Suite, load_suite
-from surefoot.harness.suites.overrides import Overrides
-from surefoot.harness.suites.tfrecords import masked_crc
+from surefoot.harness.suites.manifest import Overrides, Suite, load_suite
+from surefoot.harness.suites.package import masked_crc
 
 TRAINER = """
 import json, os, pathlib, sys

@@ -14,11 +14,19 @@ from typing import Any
 import pytest
 
 from surefoot.errors import ConfigError, StateError
-from surefoot.harness.suites.executors import slurm
-from surefoot.harness.suites.executors.base import Job, JobState
-from surefoot.harness.suites.executors.docker import DockerExecutor, docker_argv, mount
-from surefoot.harness.suites.executors.local import LocalExecutor
-from surefoot.harness.suites.executors.slurm import SlurmExecutor, SlurmSettings, job_script, sbatch_argv
+from surefoot.harness.suites import executors
+from surefoot.harness.suites.executors import (
+    DockerExecutor,
+    Job,
+    JobState,
+    LocalExecutor,
+    SlurmExecutor,
+    SlurmSettings,
+    docker_argv,
+    job_script,
+    mount,
+    sbatch_argv,
+)
 
 ODD = ("a b", "it's", '"x"', "$HOME `id` $(id)", "line\nbreak", "*", "naïve", "", "--flag=a b", "\\n")
 SETTINGS = SlurmSettings(
@@ -252,7 +260,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *replies: tuple[int, str, str]) -> 
         code, out, err = next(left)
         return subprocess.CompletedProcess(argv, code, out, err)
 
-    monkeypatch.setattr(slurm, "_call", call)
+    monkeypatch.setattr(executors, "_call", call)
 
 
 def test_slurm_state_comes_from_the_exit_file_then_from_the_queue(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:

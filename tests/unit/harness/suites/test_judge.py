@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from surefoot.harness.suites import judge as judging
-from surefoot.harness.suites.judge import Ending, Judgement, judge, read_verdict, worst_exit, write_verdict
+from surefoot.harness.suites import verdicts
 from surefoot.harness.suites.manifest import Recipe
 from surefoot.harness.suites.plan import Trial
+from surefoot.harness.suites.verdicts import Ending, TrialJudgement, judge, read_verdict, worst_exit, write_verdict
 from surefoot.records import Verdict
 
 RECIPE = Recipe(
@@ -52,7 +52,7 @@ def test_a_run_that_stops_one_step_early_is_incomplete(make: Any) -> None:
 
 
 def test_planted_short_run_counted_as_pass_is_caught(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "steps_reached", lambda metrics, recipe: recipe.max_steps)
+    monkeypatch.setattr(verdicts, "steps_reached", lambda metrics, recipe: recipe.max_steps)
     with pytest.raises(AssertionError):
         a_short_run_is_incomplete(make)
 
@@ -76,11 +76,11 @@ def test_words_in_a_log_decide_nothing(make: Any) -> None:
 
 
 def test_planted_judge_by_log_word_is_caught(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_word(trial: Trial, metrics: Any, reached: Any, ending: Any) -> Judgement:
+    def by_word(trial: Trial, metrics: Any, reached: Any, ending: Any) -> TrialJudgement:
         bad = "FAIL" in trial.log.read_text()
-        return Judgement(Verdict.FAIL if bad else Verdict.PASS, (), int(bad))
+        return TrialJudgement(Verdict.FAIL if bad else Verdict.PASS, (), int(bad))
 
-    monkeypatch.setattr(judging, "_by_numbers", by_word)
+    monkeypatch.setattr(verdicts, "_by_numbers", by_word)
     with pytest.raises(AssertionError):
         words_in_a_log_decide_nothing(make)
 
@@ -196,7 +196,7 @@ def test_another_metric_can_show_the_progress_and_steps_can_count_from_zero(make
 def test_a_check_without_an_answer_has_failed(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from surefoot.harness import checks
 
-    monkeypatch.setattr(checks, "run_checks", lambda *_: checks.Report(()))
+    monkeypatch.setattr(checks, "run_checks", lambda *_: checks.CheckReport(()))
     result = judge(make(), Ending(0))
     assert (result.status, [row["message"] for row in result.checks]) == (Verdict.FAIL, ["no answer", "no answer"])
 
@@ -244,7 +244,7 @@ def test_an_earlier_verdict_counts_only_when_every_part_of_it_fits(make: Any) ->
 
 def test_secrets_do_not_reach_the_verdict(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "s3cr3t-value")
-    record = write_verdict(make(), Judgement(Verdict.ERROR, ("said s3cr3t-value",), 1), FACTS)
+    record = write_verdict(make(), TrialJudgement(Verdict.ERROR, ("said s3cr3t-value",), 1), FACTS)
     assert record["reasons"] == ["said [hidden]"]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot.errors import ConfigError
-from surefoot.harness.suites.launch import REQUIRED, dryrun_of, extra_env, settings_from_env, watch_interval, words_of
+from surefoot.harness.suites.run import REQUIRED, dryrun_of, extra_env, settings_from_env, watch_interval, words_of
 
 CLUSTER = dict.fromkeys(REQUIRED, "x y")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.errors import ConfigError
-from surefoot.harness.suites.names import RecipeName, parse_name
+from surefoot.harness.suites.rules import RecipeName, parse_name
 
 GOOD = [
     "grpo-llama3.1-8b-instruct-4n8g-fsdp2tp1-long.v3",

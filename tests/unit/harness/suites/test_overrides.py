@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot.errors import ConfigError
-from surefoot.harness.suites.manifest import Recipe
-from surefoot.harness.suites.overrides import Overrides, apply
+from surefoot.harness.suites.manifest import Overrides, Recipe, apply
 
 CHECKS = ('max(data["loss"]) < 1', 'min(data["reward"]) > 0')
 ONE = Recipe(name="one", max_steps=100, steps_per_run=100, minutes=5.0, checks=CHECKS)

@@ -12,8 +12,7 @@ import pytest
 
 from surefoot.errors import ConfigError, StateError
 from surefoot.harness.suites import package as packing
-from surefoot.harness.suites.package import package
-from surefoot.harness.suites.tfrecords import filler, masked_crc, redact
+from surefoot.harness.suites.package import filler, masked_crc, package, redact
 
 HOST = "gpu-node17.cluster.example"
 NAME = f"events.out.tfevents.1700000000.{HOST}.4242.0"
@@ -95,7 +94,7 @@ def test_a_host_name_that_is_left_over_stops_the_release(
 
 def test_files_stay_readable_and_their_numbers_unchanged(runs: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="reads event files")
-    from surefoot.harness.events import read_events
+    from surefoot.harness.sources import read_events
 
     made = package(runs, tmp_path / "out", commit="abc123")
     with tarfile.open(made.path) as archive:

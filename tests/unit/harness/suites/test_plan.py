@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from surefoot.harness.suites.manifest import Recipe
-from surefoot.harness.suites.plan import Trial, command_of, config_hash, env_of, gpu_hours
-from surefoot.harness.suites.snapshot import Code
+from surefoot.harness.suites.plan import Code, Trial, command_of, config_hash, env_of, gpu_hours
 
 CODE = Code("c" * 40, None)
 HERE = Path("/snap")

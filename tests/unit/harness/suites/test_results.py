@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from surefoot.errors import StateError
-from surefoot.harness.suites import results
+from surefoot.harness.suites import verdicts
 from surefoot.harness.suites.manifest import DENY
-from surefoot.harness.suites.results import Part, denied, new_folder_name, overall, read_parts, report, write_part
+from surefoot.harness.suites.verdicts import Part, denied, new_folder_name, overall, read_parts, report, write_part
 from surefoot.records import Verdict
 
 
@@ -35,7 +35,7 @@ def test_planted_percentage_rule_is_caught(tmp_path: Path, monkeypatch: pytest.M
     def by_share(parts: list[dict[str, Any]]) -> Verdict:
         return Verdict.PASS if sum(p["success"] for p in parts) / len(parts) > 0.8 else Verdict.FAIL
 
-    monkeypatch.setattr(results, "overall", by_share)
+    monkeypatch.setattr(verdicts, "overall", by_share)
     with pytest.raises(AssertionError):
         six_parts_of_which_one_failed(tmp_path)
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from surefoot.errors import ConfigError, StateError
-from surefoot.harness.suites import folders, judge, run, session
-from surefoot.harness.suites.overrides import Overrides
+from surefoot.harness.suites import plan, run, session, verdicts
+from surefoot.harness.suites.manifest import Overrides
 
 
 def test_a_good_recipe_passes_and_leaves_its_evidence(project: Any) -> None:
     assert project.run(project.recipe()) == 0
     record = project.verdict()
     assert record["status"] == "PASS"
-    assert set(judge.KEYS) <= record.keys()
+    assert set(verdicts.KEYS) <= record.keys()
     assert record["commit"] == project.git("rev-parse", "HEAD").strip()
     assert (record["dirty"], record["steps_reached"], record["max_steps"]) == (None, 4, 4)
     names = {path.name for path in project.folder().iterdir()}
@@ -176,7 +176,7 @@ def test_planted_skip_without_a_verdict_is_caught(project: Any, monkeypatch: pyt
     """As the launcher that we learnt from does: at the last step, so all is well."""
     whole = {"status": "PASS", "steps_reached": 4, "max_steps": 4, "overrides": []}
     monkeypatch.setattr(run, "read_verdict", lambda trial: dict(whole))
-    monkeypatch.setattr(folders, "same_training", lambda *_: True)
+    monkeypatch.setattr(plan, "same_training", lambda *_: True)
     with pytest.raises(AssertionError):
         numbers_without_a_verdict_are_judged(project)
 
@@ -227,7 +227,7 @@ def test_a_folder_that_is_not_ours_is_left_alone(project: Any) -> None:
 
 
 def test_two_at_once_are_refused(project: Any) -> None:
-    with folders.only_one(project.root / "runs/suites", "try"):
+    with plan.only_one(project.root / "runs/suites", "try"):
         project.write("runs/suites/.gitignore", "*\n")
         with pytest.raises(StateError, match="is running"):
             project.run(project.recipe())

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from surefoot.errors import StateError
-from surefoot.harness.suites import snapshot
-from surefoot.harness.suites.snapshot import identify, snapshot_folder, take_snapshot
+from surefoot.harness.suites import plan
+from surefoot.harness.suites.plan import identify, snapshot_folder, take_snapshot
 
 
 def take(project: Any) -> Path:
@@ -32,15 +32,15 @@ def test_a_rerun_after_an_edit_gets_the_edited_code(project: Any) -> None:
 
 def test_planted_reuse_by_commit_alone_is_caught(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the launcher that we learnt from does: any folder of that name is good enough."""
-    monkeypatch.setattr(snapshot.Code, "name", property(lambda code: code.commit[:12]))
-    monkeypatch.setattr(snapshot, "_is_intact", lambda target, digest: target.exists())
+    monkeypatch.setattr(plan.Code, "name", property(lambda code: code.commit[:12]))
+    monkeypatch.setattr(plan, "_is_intact", lambda target, digest: target.exists())
     with pytest.raises(AssertionError):
         a_rerun_after_an_edit_gets_the_edited_code(project)
 
 
 def test_the_comparison_of_contents_alone_would_catch_it_too(project: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two edits that git cannot tell apart: the name is the same, the code is not."""
-    monkeypatch.setattr(snapshot.Code, "name", property(lambda code: code.commit[:12]))
+    monkeypatch.setattr(plan.Code, "name", property(lambda code: code.commit[:12]))
     a_rerun_after_an_edit_gets_the_edited_code(project)
 
 
@@ -102,7 +102,7 @@ def test_an_interrupted_copy_leaves_nothing_that_looks_complete(project: Any, mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(snapshot.shutil, "copy2", full_disk)
+        patch.setattr(plan.shutil, "copy2", full_disk)
         with pytest.raises(OSError, match="No space"):
             take(project)
     folder = project.root.parent / "snaps"

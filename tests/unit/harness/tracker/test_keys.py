@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.harness.tracker import keys as keys_module
-from surefoot.harness.tracker.keys import keys
+from surefoot.harness.tracker import results
+from surefoot.harness.tracker.results import keys
 
 
 def test_the_key_is_module_and_function_with_class_and_parameters() -> None:
@@ -45,8 +45,8 @@ def test_no_two_tests_ever_share_a_key(ids: list[str]) -> None:
 
 
 def test_planted_key_without_parameters_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = keys_module._rest
-    monkeypatch.setattr(keys_module, "_rest", lambda node_id: whole(node_id).split("[")[0])
+    whole = results._rest
+    monkeypatch.setattr(results, "_rest", lambda node_id: whole(node_id).split("[")[0])
     with pytest.raises(AssertionError, match="overwrites"):
         never_two_under_one(["t.py::f[1]", "t.py::f[2]"])
 

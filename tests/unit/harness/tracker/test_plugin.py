@@ -13,7 +13,7 @@ from plugin_kit import Nested, history, results
 
 from surefoot.harness.baseline import Baselines
 from surefoot.harness.checks.command import judge_source
-from surefoot.harness.tracker.tracker import Tracker
+from surefoot.harness.tracker.tracker import MetricTracker
 from surefoot.harness.trend import read_history, trends
 
 pytest_plugins = ["pytester", "plugin_kit"]
@@ -172,7 +172,7 @@ def test_loading_the_plugin_imports_nothing_heavy(repo: Path) -> None:
     said = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(repo / "src")}, capture_output=True, text=True, check=True
     ).stdout.split()
-    assert said == ["surefoot", "surefoot.harness", "surefoot.harness.plugin"]
+    assert said == ["surefoot", "surefoot.harness", "surefoot.harness.plugin", "surefoot.moved_names"]
 
 
 def test_the_plugin_can_be_named_although_it_is_installed(
@@ -241,6 +241,6 @@ def test_the_known_example_passes_without_a_gpu_and_nothing_it_could_not_measure
 def test_planted_memory_of_none_or_of_zero_is_caught(
     pytester: pytest.Pytester, nested: Nested, monkeypatch: pytest.MonkeyPatch, plant: str
 ) -> None:
-    monkeypatch.setattr(Tracker, "get_max_mem", lambda self: None if plant == "none" else 0.0)
+    monkeypatch.setattr(MetricTracker, "get_max_mem", lambda self: None if plant == "none" else 0.0)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         known_example_passes(pytester, nested)

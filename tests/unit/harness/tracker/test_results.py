@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from surefoot.errors import StateError
-from surefoot.harness.tracker import about
-from surefoot.harness.tracker.journal import JournalWriter, read_journals
-from surefoot.harness.tracker.results import JOURNALS, NOT_SET, Results, Session, recover
-from surefoot.harness.tracker.tracker import Tracker
+from surefoot.harness.tracker import results as about
+from surefoot.harness.tracker.results import JOURNALS, NOT_SET, Results, TrackedSession, recover
+from surefoot.harness.tracker.tracker import JournalWriter, MetricTracker, read_journals
 
 
 def session(folder: Path) -> Results:
-    return Results(Session.new(folder, folder, ["-q"]))
+    return Results(TrackedSession.new(folder, folder, ["-q"]))
 
 
 def latest(folder: Path) -> dict[str, Any]:
@@ -25,7 +24,7 @@ def latest(folder: Path) -> dict[str, Any]:
 
 
 def run_one(results: Results, name: str = "test_a.py::test_one", *, end: bool = True) -> None:
-    tracker = Tracker(name, results.open())
+    tracker = MetricTracker(name, results.open())
     tracker.track("loss", 0.5)
     if end:
         tracker.close()
@@ -91,7 +90,7 @@ def test_a_journal_that_cannot_be_merged_is_named_and_kept(tmp_path: Path) -> No
 
 def test_a_torn_last_line_loses_itself_only_and_garbage_is_named(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path / "gw0.jsonl")
-    tracker = Tracker("t.py::f", writer)
+    tracker = MetricTracker("t.py::f", writer)
     tracker.track("a", 1)
     writer.close()
     with (tmp_path / "gw0.jsonl").open("ab") as file:
@@ -105,8 +104,8 @@ def test_a_torn_last_line_loses_itself_only_and_garbage_is_named(tmp_path: Path)
 
 def test_a_test_that_runs_again_starts_over_and_says_how_often(tmp_path: Path) -> None:
     writer = JournalWriter(tmp_path / "main.jsonl")
-    Tracker("t.py::f", writer).track("first", 1)
-    again = Tracker("t.py::f", writer)
+    MetricTracker("t.py::f", writer).track("first", 1)
+    again = MetricTracker("t.py::f", writer)
     again.track("second", 2)
     again.close()
     found = read_journals(tmp_path).metrics["t.py::f"]
@@ -115,14 +114,14 @@ def test_a_test_that_runs_again_starts_over_and_says_how_often(tmp_path: Path) -
 
 def test_a_folder_that_cannot_be_written_fails_the_test_that_tracks(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    results = Results(Session.new(tmp_path, tmp_path / "file", []))
+    results = Results(TrackedSession.new(tmp_path, tmp_path / "file", []))
     with pytest.raises(StateError, match="surefoot_results_dir"):
         results.open()
 
 
 def test_secrets_in_arguments_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "abcdef123456")
-    assert Session.new(tmp_path, tmp_path, ["--key=abcdef123456"]).args == ("--key=[hidden]",)
+    assert TrackedSession.new(tmp_path, tmp_path, ["--key=abcdef123456"]).args == ("--key=[hidden]",)
 
 
 def git(folder: Path, *words: str) -> None:

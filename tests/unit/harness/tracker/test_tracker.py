@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from surefoot.harness.series import Unavailable
 from surefoot.harness.tracker import tracker as tracker_module
-from surefoot.harness.tracker.journal import JournalWriter, read_journals
 from surefoot.harness.tracker.memory import DefaultMonitor, Reading
-from surefoot.harness.tracker.tracker import UNAVAILABLE, Tracker
-from surefoot.harness.unavailable import Unavailable
+from surefoot.harness.tracker.tracker import UNAVAILABLE, JournalWriter, MetricTracker, read_journals
 
 TEST = "tests/test_a.py::test_one"
 CYCLE: list[Any] = []
@@ -28,8 +27,8 @@ class Monitor:
         return self._reading
 
 
-def make(folder: Path, monitor: Monitor | None = None) -> Tracker:
-    return Tracker(TEST, JournalWriter(folder / "main.jsonl"), monitor or Monitor(None))
+def make(folder: Path, monitor: Monitor | None = None) -> MetricTracker:
+    return MetricTracker(TEST, JournalWriter(folder / "main.jsonl"), monitor or Monitor(None))
 
 
 def kept(folder: Path) -> dict[str, Any]:

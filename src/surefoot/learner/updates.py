@@ -1,0 +1,290 @@
+"""How many entries of the parameters a step changed: the only evidence that something was learned.
+
+A tensor "moved" when one of its entries did. In bfloat16 that says next to nothing: at a learning rate of 1e-6 more
+than nine entries of ten are too coarse to take the update in, and every tensor still moves. So entries are counted.
+
+    entries    of the trained parameters
+    changed    are another number now
+    due        Adam asks for at least `DUE` learning rates: the entry has to move
+    taken      due, and changed; the others' updates were rounded away
+    published  entries of the copy that engines get (the masters, rounded) that are another number now
+
+Only Adam's part of the update makes an entry due. Weight decay is in proportion to the weight, so precision decides
+about it for all entries at once, and at usual rates (1e-6 x 0.01) float32 itself rounds it away. And an update of less
+than a hundredth of the learning rate is Adam holding still: its epsilon against gradients of next to nothing, such as
+those of words that never come up, or the fading of a step long past. No dtype would take those in either.
+
+Promises   the step is the optimiser's own, to the last bit; the memory that counting and rounding need is taken before
+           the first weight is touched, so that running out of it cannot tear a step.
+
+Read next: `grpo.py`, which steps; `precision.py`, what is rounded; `guards/verdict.py`, which asks whether anything
+was ever changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import InvariantError, NumericsError
+
+PIECE_ENTRIES = 16 << 20
+"""Parameters are stepped in pieces of about so many entries: a piece is copied, stepped and compared."""
+DUE = 0.01
+"""An entry is due when Adam's update of it is at least this share of the learning rate."""
+
+
+@dataclass(frozen=True)
+class StepUpdates:
+    """What one optimiser step did, in entries of the trained parameters."""
+
+    entries: int
+    changed: int
+    published: int = 0
+    due: int = 0
+    taken: int = 0
+
+    @property
+    def changed_share(self) -> float:
+        """Of the trained entries, the share that is another number now."""
+        return self.changed / self.entries if self.entries else 0.0
+
+    @property
+    def published_share(self) -> float:
+        """Of the entries that engines get, the share that is another number now."""
+        return self.published / self.entries if self.entries else 0.0
+
+    @property
+    def swallowed(self) -> bool:
+        """Whether most of what had to move did not."""
+        return 2 * self.taken < self.due
+
+
+def check_rate(optimiser: torch.optim.Optimizer, rate: float, version: int) -> None:
+    """The optimiser steps at the rate of the schedule, every group of it, before the step and after it."""
+    own = [float(group["lr"]) for group in optimiser.param_groups]
+    if any(found != rate for found in own):
+        raise InvariantError(
+            f"the step from version {version} is scheduled at learning rate {rate:g}, the optimiser has {own}",
+            "the log would tell of another run than the one that was trained",
+            "nothing but the schedule may set the optimiser's rate; resume from the last checkpoint",
+        )
+
+
+def check_taken_in(
+    updates: StepUpdates, rate: float, highest: float, version: int, dtypes: Iterable[torch.dtype]
+) -> None:
+    """Refuse a step whose updates were mostly too small for the numbers they were added to.
+
+    Only at half of the run's highest rate and above: the first steps of a warm-up and the last of a decay are meant to
+    do next to nothing, and a cosine over 1,000 steps ends at a millionth of its peak.
+
+    Args:
+        highest: of all rates in the run's schedule.
+        dtypes: of what the optimiser stepped.
+    """
+    if rate < highest / 2 or not updates.swallowed:
+        return
+    kept_in = ", ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}))
+    raise NumericsError(
+        f"the step from version {version}, at learning rate {rate:g}, had to move {updates.due} parameter entries and "
+        f"moved {updates.taken} of them ({updates.taken / updates.due:.1%})",
+        f"the updates of the others are smaller than half of the last digit of their weights, in {kept_in}: the run "
+        "would look alive and learn next to nothing",
+        f"raise learning_rate (its highest is {highest:g}); with dtype = float32 and with dtype = bfloat16 what is "
+        "trained is float32, and a learner of your own has to do the same",
+    )
+
+
+class Piece(NamedTuple):
+    """Parameters of one optimiser group and one kind, stepped as often as each other."""
+
+    group: int
+    params: list[Tensor]
+    steps: float
+    """How often they were stepped before."""
+
+    @property
+    def entries(self) -> int:
+        """Of all of them."""
+        return _entries(self.params)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they all are."""
+        return self.params[0].device
+
+
+class CountedStep:
+    """One step of an optimiser: making it takes the memory, `take` steps and counts.
+
+    Args:
+        copies: by trained parameter, the coarser one that computes; each becomes its master, rounded.
+    """
+
+    def __init__(self, optimiser: torch.optim.Optimizer, copies: Mapping[Tensor, Tensor] | None = None) -> None:
+        self.optimiser, self.copies = optimiser, copies or {}
+        self.pieces = list(_pieces(optimiser))
+        kinds = [(p.dtype, piece) for piece in self.pieces for p in piece.params[:1]]
+        kinds += [(self.copies[p].dtype, piece) for piece in self.pieces for p in piece.params if p in self.copies]
+        kinds += [(torch.bool, piece) for piece in self.pieces]
+        self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        for dtype, device in {(dtype, piece.device) for dtype, piece in kinds}:
+            size = max(piece.entries for kind, piece in kinds if (kind, piece.device) == (dtype, device))
+            rows = 2 if dtype == torch.bool else 1
+            self._buffers[dtype, device] = torch.empty(rows, size, dtype=dtype, device=device)
+        self._counts: dict[str, list[Tensor]] = {"changed": [], "published": [], "due": [], "taken": []}
+
+    def take(self) -> StepUpdates:
+        """Step every parameter that has a gradient, once."""
+        groups = self.optimiser.param_groups
+        whole = [group["params"] for group in groups]
+        try:
+            for piece in self.pieces:
+                for group in groups:
+                    group["params"] = []
+                groups[piece.group]["params"] = piece.params
+                self._step(piece)
+        finally:
+            for group, params in zip(groups, whole, strict=True):
+                group["params"] = params
+        found = {name: sum(int(count) for count in counts) for name, counts in self._counts.items()}
+        return StepUpdates(sum(map(_entries, whole)), **found)
+
+    def _step(self, piece: Piece) -> None:
+        params, group = piece.params, self.optimiser.param_groups[piece.group]
+        kept, flat = self._views(piece, params[0].dtype)
+        is_new, all_new = self._views(piece, torch.bool)
+        for p, old in zip(params, kept, strict=True):
+            old.copy_(p.detach())
+        self.optimiser.step()
+        for p, old, new in zip(params, kept, is_new, strict=True):
+            torch.ne(p.detach(), old, out=new)
+        self._counts["changed"].append(_count(all_new))
+        if group["lr"] > 0:
+            is_due = self._asked(piece, group, kept, flat)
+            self._counts["due"].append(_count(is_due))
+            self._counts["taken"].append(_count(is_due.logical_and_(all_new)))
+        self._counts["published"].append(self._round_down(piece, is_new, all_new))
+
+    def _asked(self, piece: Piece, group: Mapping[str, Any], kept: list[Tensor], flat: Tensor) -> Tensor:
+        """(n,) for every entry, whether Adam asked for at least `DUE` learning rates; overwrites what was kept."""
+        states = [self.optimiser.state[p] for p in piece.params]
+        (beta1, beta2), steps = group["betas"], piece.steps + 1
+        for state, bound in zip(states, kept, strict=True):
+            torch.sqrt(state["exp_avg_sq"], out=bound)
+        flat.div_(math.sqrt(1 - beta2**steps)).add_(group["eps"]).mul_(DUE * (1 - beta1**steps))
+        for state, bound in zip(states, kept, strict=True):
+            torch.div(state["exp_avg"], bound, out=bound)
+        is_due = self._buffers[torch.bool, piece.device][1, : piece.entries]
+        return torch.ge(flat.abs_(), 1.0, out=is_due)  # 0 / 0, without epsilon and gradient, is not due
+
+    def _round_down(self, piece: Piece, is_new: list[Tensor], all_new: Tensor) -> Tensor:
+        """The copies become their masters, rounded; returns how many entries that changed."""
+        if not any(p in self.copies for p in piece.params):
+            return _count(all_new)  # what is trained is what engines get
+        spare = {k: self._views(piece, k)[0] for k in {self.copies[p].dtype for p in piece.params if p in self.copies}}
+        for at, (p, new) in enumerate(zip(piece.params, is_new, strict=True)):
+            if p in self.copies:
+                copy = self.copies[p].detach()
+                rounded = spare[copy.dtype][at].copy_(p.detach())
+                torch.ne(copy, rounded, out=new)
+                copy.copy_(rounded)
+        return _count(all_new)
+
+    def _views(self, piece: Piece, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
+        """For each parameter a tensor of its shape, in memory that is there already, and all of them as one row."""
+        row = self._buffers[dtype, piece.device][0, : piece.entries]
+        ends = list(itertools.accumulate(p.numel() for p in piece.params))
+        views = [row[end - p.numel() : end].view(p.shape) for end, p in zip(ends, piece.params, strict=True)]
+        return views, row
+
+
+def _pieces(optimiser: torch.optim.Optimizer) -> Iterator[Piece]:
+    """All parameters with a gradient, in their order, cut where a piece is full or the next one is of another kind."""
+    for index, group in enumerate(optimiser.param_groups):
+        piece: list[Tensor] = []
+        kind: tuple[float, torch.dtype, torch.device] | None = None
+        params = [p for p in group["params"] if p.grad is not None]
+        for p, steps in zip(params, _steps(optimiser, params), strict=True):
+            own = (steps, p.dtype, p.device)
+            if piece and kind is not None and (own != kind or _entries(piece) + p.numel() > PIECE_ENTRIES):
+                yield Piece(index, piece, kind[0])
+                piece = []
+            piece, kind = [*piece, p], own
+        if piece and kind is not None:
+            yield Piece(index, piece, kind[0])
+
+
+def _steps(optimiser: torch.optim.Optimizer, params: list[Tensor]) -> list[float]:
+    """How often each was stepped, read from the device at once."""
+    counts = [optimiser.state[p]["step"] if optimiser.state.get(p) else torch.zeros(()) for p in params]
+    return torch.stack([count.to(counts[0].device) for count in counts]).tolist() if counts else []
+
+
+def _count(mask: Tensor) -> Tensor:
+    """How many are true, without memory of any size: a sum is ten times slower on a CPU, the other copies on a GPU."""
+    return torch.count_nonzero(mask) if mask.device.type == "cpu" else mask.sum()
+
+
+def _entries(params: list[Tensor]) -> int:
+    return sum(p.numel() for p in params)
+
+
+# -- Which parameters got a gradient, and which really moved: counted once, after the first step --
+
+
+@dataclass(frozen=True)
+class ParameterUpdates:
+    """Counts over parameter tensors, with the names of those left out."""
+
+    total: int
+    with_gradient: int
+    moved: int
+    still: tuple[str, ...]
+    """Trainable tensors that did not change."""
+
+    def metrics(self) -> dict[str, float]:
+        """For the log line of the first step."""
+        return {
+            "census/parameters": float(self.total),
+            "census/with_gradient": float(self.with_gradient),
+            "census/moved": float(self.moved),
+        }
+
+
+@dataclass
+class _UpdateCounter:
+    before: dict[str, tuple[float, float]] = field(default_factory=dict)
+    counted: ParameterUpdates | None = None
+
+    def result(self) -> ParameterUpdates | None:
+        return self.counted
+
+
+@contextmanager
+def watch_updates(trained: Mapping[str, Tensor], *, wanted: bool) -> Iterator[_UpdateCounter]:
+    """Count around an optimiser step over these parameters; free when not wanted."""
+    counter = _UpdateCounter()
+    if not wanted:
+        yield counter
+        return
+    named = [(n, p) for n, p in trained.items() if p.requires_grad]
+    before = {name: _fingerprint(p) for name, p in named}
+    gradients = sum(1 for _, p in named if p.grad is not None and bool((p.grad != 0).any()))
+    yield counter
+    still = tuple(name for name, p in named if _fingerprint(p) == before[name])
+    counter.counted = ParameterUpdates(len(named), gradients, len(named) - len(still), still)
+
+
+def _fingerprint(tensor: torch.Tensor) -> tuple[float, float]:
+    """Two sums that change when almost any entry does; cheaper than a copy of the model."""
+    data = tensor.detach()
+    return float(data.sum(dtype=torch.float32 if data.device.type == "mps" else torch.float64)), float(data.norm())

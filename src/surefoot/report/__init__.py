@@ -1,0 +1,1 @@
+"""The pages and lines that people look at: report, viewer, console, plan."""

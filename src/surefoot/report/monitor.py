@@ -1,0 +1,90 @@
+"""Everything by which others see a run while it goes on and after: `status.json`, `timeline.jsonl`, `report.html`.
+
+Owns       the three, from `with lookout:` to the end of the block; one place where a run plugs them in.
+Promises   nothing here stops or slows a run: what cannot be written becomes one warning.
+
+    with Lookout(folder, max_steps=100, warn=view.warn) as lookout:
+        phase = lookout.phase(stop.part)            pieces of a step become spans
+        with lookout.asking(runtime.status): ...    a fleet or a stream is asked once a second
+        lookout.step(7, metrics)                    after each step; `evaluated` after each evaluation
+        lookout.finished(7)                         the step is over, its evaluation and checkpoint included
+    lookout.report()                                after the verdict
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from surefoot.errors import SurefootError
+from surefoot.tracking import status, timeline
+from surefoot.tracking.status import Facts, StatusBoard, StatusWriter
+from surefoot.tracking.timeline import Timeline
+
+Phase = Callable[[str], AbstractContextManager[object]]
+
+
+class RunMonitor:
+    """One run, seen from outside. Enter it after everything that forks: it has a thread."""
+
+    def __init__(self, folder: Path, *, max_steps: int, warn: Callable[[str, str], None]) -> None:
+        """`warn` gets what went wrong, and a remedy."""
+        self.folder, self._warn = folder, warn
+        self.board = StatusBoard(max_steps=max_steps)
+        self.timeline = Timeline(folder / timeline.FILE)
+        self.writer = StatusWriter(folder / status.FILE, self.board.facts, warn=warn)
+        self._inside = ExitStack()
+
+    def __enter__(self) -> RunMonitor:
+        self._inside.enter_context(self.timeline.listening())
+        self._inside.enter_context(self.writer)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside.close()
+        if self.timeline.problem is not None:
+            self._warn(f"the timeline was not kept: {self.timeline.problem}", "the report will lack it")
+
+    def asking(self, source: Callable[[], Facts]) -> AbstractContextManager[None]:
+        """Inside this, `source` is asked at every writing; when it is left, nobody asks any more."""
+        return self.board.asking(source)
+
+    def phase(self, inner: Phase) -> Phase:
+        """The loop's phases, each also a span on the track `loop`."""
+
+        @contextmanager
+        def both(name: str) -> Iterator[None]:
+            with self.timeline.span(name), inner(name):
+                yield
+
+        return both
+
+    def resumed(self, step: int, seconds_before: float = 0.0) -> None:
+        """The run goes on from here; its earlier lives took so long up to it."""
+        self.board.resumed(step, seconds_before)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One optimiser step was logged."""
+        self.board.step(step, metrics)
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Held-out tasks were answered."""
+        self.board.evaluated(step, metrics)
+
+    def finished(self, step: int) -> None:
+        """Nothing more belongs to this step."""
+        self.timeline.step_done(step)
+
+    def report(self) -> Path | None:
+        """Write the page; None, with a warning, where that is not possible."""
+        from surefoot.report.page import write_report
+
+        try:
+            return write_report(self.folder)
+        except SurefootError as error:
+            self._warn(f"the report was not written: {error.what}", f"try: surefoot report {self.folder}")
+            return None

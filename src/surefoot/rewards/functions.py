@@ -1,0 +1,180 @@
+"""Which arguments a reward function is handed beside the columns of its task, in TRL's names.
+
+Owns       `completion_ids` and `trainer_state`: who gets them, and what the second one knows.
+Promises   both are facts of the rollouts alone, so that a resumed or repeated run hands over the same; what TRL passes
+           and we do not is refused by name before anything is sampled.
+Never      imports transformers: a reward worker that has it by fork is larger and slower to start.
+
+Read next: `worker.py`, which makes the call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.errors import RewardError
+from surefoot.guards.reward_values import RewardFunction
+from surefoot.system.user_code import did_you_mean
+
+COMPLETION_IDS, TRAINER_STATE = "completion_ids", "trainer_state"
+RESERVED = ("prompts", "completions", COMPLETION_IDS, TRAINER_STATE)
+"""Names of arguments that are not columns; a column of that name could not be handed over."""
+_NOT_PASSED = {
+    "log_extra": "put what you want to see into the reward's own print: RUN/logs/rewards.log keeps it",
+    "log_metric": "make it a reward function of its own with weight 0 in reward_weights: its mean is logged",
+    "environments": "let the environment's own get_reward judge; messages and outcomes of calls are in completions",
+}
+"""What TRL passes and we do not, and what to do instead."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """How far the run is, as far as reward functions may know: two of the fields of transformers' `TrainerState`.
+
+    Example:
+        >>> TrainerState(global_step=3, max_steps=10).global_step
+        3
+    """
+
+    global_step: int
+    """Optimiser steps behind the weights that wrote these completions."""
+    max_steps: int
+    """Optimiser steps of the whole run; 0 where nothing is trained."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"trainer_state has no {name!r} here: a reward function is told global_step and max_steps")
+
+
+def parameters_of(function: RewardFunction) -> Sequence[inspect.Parameter] | None:
+    """Parameters of a function, in order; None for callables written in C that do not say."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def asks_for(function: RewardFunction, name: str) -> bool:
+    """Whether the function is handed `name`: it names it, or takes everything (`**columns`), as TRL passes it.
+
+    Scorers of our own take everything and need neither, so they get what they name: tokens are not sent for nothing.
+
+    Example:
+        >>> [asks_for(f, TRAINER_STATE) for f in (lambda completions, trainer_state: [], lambda completions: [])]
+        [True, False]
+    """
+    parameters = parameters_of(function)
+    if parameters is None:
+        return False
+    if any(p.name == name for p in parameters):
+        return True
+    ours = (getattr(function, "__module__", None) or "").partition(".")[0] == "surefoot"
+    return not ours and any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def refuse_unusable(function: Any) -> None:
+    """Raise if this is a model, or needs an argument of TRL's that nobody here passes."""
+    if any(base.__name__ == "Module" and base.__module__.startswith("torch.nn") for base in type(function).__mro__):
+        raise RewardError(
+            f"reward_funcs holds a {type(function).__name__}, which is a model",
+            "rewards are computed by functions, in processes of their own",
+            "write a function that asks the model and returns one number per completion (docs/rewards.md)",
+        )
+    for parameter in parameters_of(function) or ():
+        if parameter.name in _NOT_PASSED and parameter.default is parameter.empty and parameter.kind in _BY_NAME:
+            raise RewardError(
+                f"reward function {getattr(function, '__name__', function)!s} needs {parameter.name}",
+                "TRL passes it and we do not (docs/rewards.md lists what is passed)",
+                _NOT_PASSED[parameter.name],
+            )
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+# -- Which function scores: the user's own file, or a built-in scorer -----------------------------
+# Owns       finding and loading reward functions.
+# Promises   a file or function that is not there is refused at once, with the nearest names.
+# Never      calls a reward function.
+
+
+def exact_answer(
+    prompts: Sequence[Any], completions: Sequence[Any], answer: Sequence[Any], **columns: Any
+) -> list[Any]:
+    """(G,) 1.0 where the completion, stripped, equals the answer; None where the task has no answer.
+
+    Example:
+        >>> exact_answer(["1+1="] * 2, [" 2\\n", "3"], ["2", "2"])
+        [1.0, 0.0]
+    """
+    texts = [_text(completion) for completion in completions]
+    return [_equals(text, gold) for text, gold in zip(texts, answer, strict=True)]
+
+
+def reasoning_gym_score(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    reasoning_gym: Sequence[str],
+    entry: Sequence[Any],
+    **columns: Any,
+) -> list[Any]:
+    """(G,) what the named reasoning-gym dataset itself says of each completion, stripped."""
+    from reasoning_gym import get_score_answer_fn
+
+    scorers = {name: get_score_answer_fn(name) for name in set(reasoning_gym)}
+    rows = zip(completions, reasoning_gym, entry, strict=True)
+    return [scorers[name](_text(completion), task) for completion, name, task in rows]
+
+
+def builtin_scorer(kind: str) -> RewardFunction:
+    """The scorer that a task set asks for ("exact", "reasoning_gym", "verifier"), ready to be forked into workers.
+
+    reasoning-gym is imported here, in the driver: its two seconds would count against every worker's first call.
+    """
+    if kind == "exact":
+        return exact_answer
+    if kind == "verifier":
+        from surefoot.rewards.verifiers.multi import verifier_scorer
+
+        return verifier_scorer()
+    if kind != "reasoning_gym":
+        raise did_you_mean(f"there is no built-in scorer {kind!r}", "a task set names its scorer", kind, _BUILT_IN)
+    try:
+        importlib.import_module("reasoning_gym")
+    except ImportError as error:
+        raise RewardError(
+            f"reasoning-gym cannot be imported: {error}",
+            "its datasets score their own answers",
+            'install it: pip install "surefoot[tasks]"',
+        ) from error
+    return reasoning_gym_score
+
+
+_BUILT_IN = ("exact", "reasoning_gym", "verifier")
+COMPONENTS = "builtin:components"
+"""The reward function that has no file: `rewards.components`, weighed by the key component_weights."""
+
+
+def is_builtin(spec: str) -> bool:
+    """Whether an entry of `reward_funcs` names a reward function of ours; one that does not exist is refused."""
+    if not spec.startswith("builtin:"):
+        return False
+    if spec != COMPONENTS:
+        raise did_you_mean(f"there is no reward function {spec!r}", "reward_funcs names it", spec, [COMPONENTS])
+    return True
+
+
+def _text(completion: Any) -> str:
+    """A completion as plain text: text itself, or what the policy said last; what a tool said is nobody's answer."""
+    if isinstance(completion, str):
+        return completion.strip()
+    said = [message for message in completion if message.get("role", "assistant") == "assistant"]
+    return str(said[-1].get("content") or "").strip() if said else ""
+
+
+def _equals(text: str, gold: Any) -> float | None:
+    return None if gold is None else float(text == str(gold).strip())

@@ -1,0 +1,314 @@
+"""The moving parts of a run: model, learner, engine, runtime. Imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+
+from surefoot.config import Config
+from surefoot.engines.embedded import EmbeddedEngine
+from surefoot.engines.serving import EngineLoop
+from surefoot.learner.chat import ChatCodec
+from surefoot.learner.checkpoint import load_training_checkpoint, save_training_checkpoint, weights_of
+from surefoot.learner.grpo import GRPOLearner
+from surefoot.learner.model import Policy
+from surefoot.protocols import Engine, Runtime, ServingEngine, Toolkit, ToolSpec
+from surefoot.records import Task
+from surefoot.rewards.components import weighs_environment_reward
+from surefoot.rewards.pool import RewardPool
+from surefoot.rewards.rules import EvalSet
+from surefoot.rewards.single_turn import SingleTurnEnvironment
+from surefoot.run.inputs import Inputs
+from surefoot.run.model import Prepared, make_learner, prepare, probe_tolerance
+from surefoot.runtime.async_queue import AsyncTaskQueue
+from surefoot.runtime.base import BaseRuntime
+from surefoot.runtime.local import LocalRolloutRunner, LocalRuntime
+from surefoot.runtime.requests import RolloutRequest, RolloutRunner
+from surefoot.runtime.rollout import RolloutCollector
+from surefoot.runtime.sampler import AsyncSampler
+from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec
+from surefoot.runtime.threads import EventLoopThread
+from surefoot.tools.parsing import TOOL_CALL
+from surefoot.tools.session import ToolEnvironment
+from surefoot.tools.toolkits import fingerprint
+
+if TYPE_CHECKING:
+    from surefoot.run.session import RunContext
+
+
+# -- Which engine a run samples with, and what it takes to build one here or in another process ---
+
+
+MAX_AUTO_ROWS = 256
+
+
+def engine_rows(config: Config) -> int:
+    """Rollouts decoded side by side."""
+    return config.engine.rows or min(MAX_AUTO_ROWS, config.rollouts_per_step)
+
+
+@dataclass(frozen=True)
+class VllmEngineSpec:
+    """vLLM with the numbers of this model; it has no weights before it is handed some."""
+
+    model_config: dict[str, Any]
+    max_width: int
+    rows: int
+    dtype: str
+    device: str
+    gpu_memory_utilization: float
+    seed: int
+    threads: int
+
+    def build(self) -> ServingEngine:
+        """In the process where it will run."""
+        from surefoot.engines.vllm_engine import VllmEngine
+
+        return VllmEngine(
+            self.model_config, max_width=self.max_width, rows=self.rows, dtype=self.dtype, device=self.device,
+            gpu_memory_utilization=self.gpu_memory_utilization, seed=self.seed, threads=self.threads,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ServerEngineSpec:
+    """A server elsewhere; refused unless it takes token ids and weights."""
+
+    url: str
+    concurrency: int
+    answer_only: bool = False
+    """It is asked and never trained: no weights are sent, and none need to be taken."""
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of variables that the process which asks has to have."""
+        from surefoot.engines.http_client import KEY_VARIABLE
+
+        return (KEY_VARIABLE,)
+
+    def build(self) -> ServingEngine:
+        """A connection to it, in the process that asks."""
+        from surefoot.engines.openai import OpenAIEngine
+
+        engine = OpenAIEngine(self.url, concurrency=self.concurrency, version=0)
+        try:
+            if not self.answer_only:
+                engine.require_training()
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+
+def engine_spec(config: Config, policy: Policy, width: int) -> EngineSpec:
+    """What an engine's process needs to build its own."""
+    parameter = next(policy.model.parameters())
+    if config.engine.kind == "vllm":
+        return VllmEngineSpec(
+            json.loads(policy.model.config.to_json_string(use_diff=False)), max_width=width, rows=engine_rows(config),
+            dtype=config.dtype, device=parameter.device.type, seed=config.seed, threads=config.threads,
+            gpu_memory_utilization=config.engine.gpu_memory_utilization,
+        )  # fmt: skip
+    if config.engine.kind == "openai":
+        assert config.engine.url is not None, "the config gives the two together"
+        return ServerEngineSpec(config.engine.url, engine_rows(config))
+    return EmbeddedEngineSpec(policy.spec, engine_rows(config), width, parameter.device.type, config.dtype)
+
+
+def make_engine(config: Config, policy: Policy, width: int, *, answer_only: bool = False) -> Engine:
+    """The engine of a run in one process; one that many ask at once when sampling overlaps learning."""
+    if config.engine.kind != "embedded":
+        recipe = engine_spec(config, policy, width)
+        return (replace(recipe, answer_only=answer_only) if isinstance(recipe, ServerEngineSpec) else recipe).build()
+    parameter = next(policy.model.parameters())
+    engine = EmbeddedEngine(
+        policy.spec, rows=engine_rows(config), max_width=width, device=str(parameter.device), dtype=parameter.dtype
+    )
+    # The learner's own tensors change while others sample from them: the loop serves a copy.
+    return EngineLoop(engine, copy_weights=True) if config.max_staleness > 0 else engine
+
+
+# -- Checkpoints of a run, written and read where its learner lives -------------------------------
+
+
+class Checkpoints(Protocol):
+    """Saving and going back, for a learner in this process or elsewhere."""
+
+    def save(self, folder: Path, *, step: int, extra: Mapping[str, Any]) -> None:
+        """Weights, tokenizer, training state and `extra` as one folder; complete or absent."""
+
+    def load(self, folder: Path) -> Mapping[str, Any]:
+        """Bring the learner to this checkpoint; returns what was given as `extra`."""
+
+
+class LocalCheckpoints:
+    """For a learner in this process."""
+
+    def __init__(self, learner: GRPOLearner, tokenizer: Any) -> None:
+        self._learner, self._tokenizer = learner, tokenizer
+
+    def save(self, folder: Path, *, step: int, extra: Mapping[str, Any]) -> None:
+        """See `Checkpoints.save`."""
+        save_training_checkpoint(self._learner, self._tokenizer, folder, step=step, extra=extra)
+
+    def load(self, folder: Path) -> Mapping[str, Any]:
+        """See `Checkpoints.load`."""
+        return load_training_checkpoint(self._learner, folder).extra
+
+
+# -- Sampling while the learner learns: who plays, on which event loop, and the books for it ------
+
+
+@dataclass(frozen=True)
+class AsyncSampling:
+    """A crew and the thread that it lives in."""
+
+    crew: RolloutRunner
+    thread: EventLoopThread
+
+
+def sample_ahead_here(config: Config, engine: Engine, collector: RolloutCollector) -> AsyncSampling:
+    """A crew in this process."""
+    assert hasattr(engine, "submit"), "make_engine gives one that many may ask"
+    capacity = max(2, 2 * engine_rows(config) // config.num_generations)
+    crew = LocalRolloutRunner(cast(ServingEngine, engine), collector, capacity=capacity)
+    return AsyncSampling(crew, EventLoopThread("surefoot-stream"))
+
+
+def make_async_queue(ctx: RunContext, parts: Parts, ahead: AsyncSampling) -> AsyncTaskQueue:
+    """Books that have groups played ahead of the learner."""
+    config, keeper, runtime = ctx.config, ctx.keeper, parts.runtime
+    assert isinstance(runtime, BaseRuntime), "both runtimes judge"
+
+    def order(task: Task, visit: int, position: int) -> RolloutRequest:
+        return RolloutRequest(task, parts.prompts[task.id], runtime.train, "train", visit, position)
+
+    stream = AsyncSampler(
+        keeper.ledger, keeper.batches, parts.train, ahead.crew, order, config=config,
+        trained=lambda: parts.learner.version, judge=runtime.check_failures, border=ctx.inputs.border,
+    )  # fmt: skip
+    return AsyncTaskQueue(stream, ahead.thread, stop=lambda: ctx.stop.asked)
+
+
+# -- The moving parts of a run: model, learner, engine, runtime. Imports torch --------------------
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What `loop.train` needs, wired."""
+
+    policy: Policy
+    codec: ChatCodec
+    learner: GRPOLearner
+    checkpoints: Checkpoints
+    runtime: Runtime
+    prompts: Mapping[str, tuple[int, ...]]
+    train: Sequence[Task]
+    heldout: tuple[Task, ...]
+    left_out: int
+    """Tasks whose prompt is longer than max_prompt_length."""
+    cramped: int
+    """Tasks whose prompt leaves less room in the context than max_completion_length."""
+    identity: Mapping[str, str]
+    """What the model and the tasks are that the run begins with, as digests; a resume compares them."""
+    ahead: AsyncSampling | None = None
+    """Who plays while the learner learns; None when they take turns."""
+    eval_sets: tuple[EvalSet, ...] = ()
+
+
+def build(
+    config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path | None = None, *, answer_only: bool = False
+) -> Parts:
+    """Load the model, encode every prompt once, and wire the rest.
+
+    Args:
+        logs: where processes of this run write what they print; needed for those that are not this one.
+        answer_only: nothing will be trained, so a server that takes no weights will do.
+    """
+    if config.runtime.kind == "ray":
+        assert logs is not None, "processes elsewhere need a place for what they print"
+        from surefoot.run.on_ray import build_on_ray  # the only way to ray
+
+        return build_on_ray(config, base, inputs, pool, logs)
+    with ExitStack() as stack:
+        toolkit = None if inputs.tools is None else inputs.tools.build(logs)
+        if toolkit is not None:
+            stack.callback(toolkit.close)
+        specs = () if toolkit is None else tuple(toolkit.specs)
+        ready = prepare(config, base, inputs, specs, getattr(toolkit, "routes", None))
+        learner = make_learner(config, base, ready.policy, ready.codec, ready.train)
+        engine = make_engine(config, ready.policy, ready.engine_width, answer_only=answer_only)
+        stack.pop_all()  # from here on the runtime closes it
+    collector = RolloutCollector(
+        engine, environment_of(inputs, pool, toolkit, ready.call_format), ready.codec, ready.prompts, seed=config.seed,
+        token_count=ready.codec.token_count, tool_threads=config.tools.concurrency,
+    )  # fmt: skip
+    runtime = LocalRuntime(
+        collector, train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
+        probe_prompts=[ready.prompts[task.id] for task in ready.train[:64]] if inputs_are_large(ready) else None,
+        score=learner.score, tolerance=probe_tolerance(config), probe_width=ready.engine_width,
+    )  # fmt: skip
+    ahead = sample_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
+    return Parts(
+        ready.policy, ready.codec, learner, LocalCheckpoints(learner, ready.policy.tokenizer), runtime, ready.prompts,
+        ready.train, ready.heldout, ready.left_out, ready.cramped, run_fingerprint(ready, specs), ahead,
+        ready.eval_sets,
+    )  # fmt: skip
+
+
+def inputs_are_large(ready: Prepared) -> bool:
+    """Whether nobody may walk over all prompts."""
+    return not isinstance(ready.prompts, dict)
+
+
+def environment_of(
+    inputs: Inputs, pool: RewardPool, toolkit: Toolkit | None, call_format: str = TOOL_CALL
+) -> SingleTurnEnvironment | ToolEnvironment:
+    """Who grades, and with what rollouts may work."""
+    sets = {each.name: each.judges for each in inputs.eval_sets}
+    if toolkit is None or inputs.tools is None:
+        return SingleTurnEnvironment(pool, inputs.weights, inputs.metric, sets=sets, rules=inputs.rules)
+    alone = inputs.tools.environment is None
+    graders = SingleTurnEnvironment(pool, inputs.weights, inputs.metric, alone=alone, sets=sets, rules=inputs.rules)
+    adds_own = not weighs_environment_reward(inputs.functions, inputs.weights)
+    return ToolEnvironment(graders, toolkit, inputs.tools.limits, adds_own=adds_own, call_format=call_format)
+
+
+def run_fingerprint(ready: Prepared, tools: Sequence[ToolSpec] = ()) -> dict[str, str]:
+    """Digests of what a run begins with."""
+    identity = {
+        "train_sha256": _train_digest(ready.train),
+        "heldout_sha256": _digest(task.id.encode() for task in ready.heldout),
+        "weights_sha256": _digest(_weight_bytes(ready.policy)),
+    }
+    if ready.eval_sets:
+        answered = (piece for each in ready.eval_sets for piece in (each.name, *(task.id for task in each.tasks)))
+        identity["eval_sets_sha256"] = _digest(piece.encode() for piece in answered)
+    return identity | ({"tools_sha256": fingerprint(tools)} if tools else {})
+
+
+def _train_digest(train: Sequence[Task]) -> str:
+    """Of what is trained on; a streamed file knows its own."""
+    known = getattr(train, "fingerprint", None)
+    return known if isinstance(known, str) else _digest(task.id.encode() for task in train)
+
+
+def _digest(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(len(piece).to_bytes(8, "little"))
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _weight_bytes(policy: Policy) -> Iterator[bytes]:
+    for name, value in (weights_of(policy.model) | dict(policy.masters or {})).items():
+        yield name.encode()
+        yield value.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,1 @@
+"""The same runtime on Ray: actors, the cluster, and what ends it."""

@@ -1,0 +1,111 @@
+"""What is asked of whoever plays: one order is one group, and everything it takes to play it anywhere.
+
+Owns       the form of an order, and the seed of every rollout in it.
+Promises   an order that is played twice, by anybody, with the same weights, gives the same tokens from an engine of
+           ours; it can be pickled and holds no more than one task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Protocol
+
+from surefoot.protocols import Request
+from surefoot.records import Group, Task
+
+# -- One seed for the run, one private stream per rollout: a pure function of names ---------------
+
+
+def derive_seed(seed: int, *names: str | int) -> int:
+    """A 63-bit seed for the stream with these names.
+
+    Example:
+        >>> derive_seed(0, "train", 1, "sums/1+1", 0) != derive_seed(0, "train", 1, "sums/1+1", 1)
+        True
+    """
+    text = "\x1f".join(map(str, (seed, *names)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+# -- What is asked of whoever plays: one order is one group, and everything it takes to play it anywhere
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn."""
+
+    num_generations: int
+    temperature: float
+    max_completion_length: int
+    max_width: int
+    """Longest prompt plus completion that fits the context."""
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """A group with the task metric of each sibling beside it."""
+
+    group: Group
+    correct: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """One group to be played.
+
+    Example:
+        >>> task = Task(id="sums/1+1", prompt="1+1=")
+        >>> order = Order(task, (1, 5), Sampling(2, 1.0, 8, 16), purpose="train", step=7, position=3)
+        >>> order.group, [request.id for request in order.requests(0, frozenset({2}))]
+        ('train/7/3', ['train/7/3/0', 'train/7/3/1'])
+    """
+
+    task: Task
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    purpose: str
+    """train, eval or preflight: each has random streams of its own."""
+    step: int
+    """With `position` it names the visit: which step asks, or the serial number of the lease."""
+    position: int
+
+    @property
+    def group(self) -> str:
+        """Name of the group that comes out, unique in the run."""
+        return f"{self.purpose}/{self.step}/{self.position}"
+
+    def requests(self, seed: int, stop_ids: frozenset[int]) -> list[Request]:
+        """One request per sibling.
+
+        Args:
+            seed: the run's.
+        """
+        sampling = self.sampling
+        room = min(sampling.max_completion_length, sampling.max_width - len(self.prompt_ids))
+        return [
+            Request(
+                id=f"{self.group}/{i}", prompt_ids=self.prompt_ids, max_new_tokens=room,
+                temperature=sampling.temperature, stop_ids=stop_ids,
+                seed=derive_seed(seed, self.purpose, self.step, self.task.id, i),
+            )
+            for i in range(sampling.num_generations)
+        ]  # fmt: skip
+
+
+# -- The seam between those who decide what is played next and those who play it ------------------
+
+
+class RolloutRunner(Protocol):
+    """Whoever plays groups, many at a time: a thread in this process, or a fleet of processes."""
+
+    @property
+    def capacity(self) -> int:
+        """Groups that can be in flight at once and still be worked on."""
+
+    async def play(self, order: RolloutRequest) -> RolloutResult:
+        """Play one group and grade it.
+
+        May be cancelled at any moment, and then holds nothing. What cannot be mended by asking again is raised as a
+        typed error; a lost engine or worker is mended inside, by asking another.
+        """

@@ -1,0 +1,346 @@
+"""One folder per run: where everything lies, made once, never shared by two runs.
+
+Owns       the layout below, and who may create it.
+Promises   a folder that holds anything is refused; folders 0700, files 0600; a start that was refused
+           leaves nothing behind.
+Never      overwrites a run, or leaves the folder it was given.
+
+    RUN/config.toml  environment.json  metrics.jsonl  verdict.json  report.html
+        rollouts/step_N.jsonl  rollouts/eval_N.jsonl  checkpoints/step_N/  logs/  journal/  lock
+        start_model/  where the model was given as an object
+
+Of checkpoints there are: every save_steps, the best by held-out metric (named in verdict.json) if it was better than
+the model that the run began with, and the newest two.
+
+Read next: `files.py`, how files get there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.config import Config
+from surefoot.config.load import RUN_NAME
+from surefoot.errors import ConfigError, SecurityError, StateError
+from surefoot.records import Verdict
+from surefoot.storage.environment import config_text
+from surefoot.storage.files import atomic_write, commit_folder, storage_error, sync_folder, write_json
+from surefoot.system.files import linked, read_plain
+from surefoot.system.text import printable, redact_values
+
+__all__ = ["RunFolder", "atomic_write", "commit_folder"]
+
+FILES = (
+    "config.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "verdict.json",
+    "report.html",
+    "status.json",
+    "timeline.jsonl",
+    "lock",
+)
+TEMPORARY = re.compile(r"\.[a-z_.]+\.[0-9]+\.tmp")
+CONFIG_BYTES = 1_000_000
+RECORD_BYTES = 16_000_000
+"""Longest config.toml, and longest verdict.json or environment.json, that is read."""
+START_MODEL = "start_model"
+FOLDERS = ("logs", "rollouts", "checkpoints", "journal", "tensorboard", "wandb", START_MODEL, f".{START_MODEL}.tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run's place on disk.
+
+    Example:
+        >>> RunFolder(Path("runs/1")).rollouts(7).as_posix()
+        'runs/1/rollouts/step_7.jsonl'
+    """
+
+    root: Path
+    made: tuple[Path, ...] = ()
+    """Folders that this run created, outermost first; `discard` takes away no other."""
+
+    @classmethod
+    def create(
+        cls, output_dir: Path | None, name: str, cwd: Path, *, now: datetime.datetime | None = None
+    ) -> RunFolder:
+        """Make the folder of a new run.
+
+        Args:
+            output_dir: where it goes (relative to `cwd`); None makes `runs/<UTC time>-<name>`.
+            name: a slug; only used for the default place.
+        """
+        root = cls.planned(output_dir, name, cwd, now=now)
+        try:
+            if output_dir is None:
+                root = _free_name(root)
+            made = _make_folders(root)
+            if root not in made:
+                _narrow(root)
+            (root / "logs").mkdir(mode=0o700)  # the claim: of two runs that start at once, one fails here
+            for folder in ("rollouts", "checkpoints", "journal"):
+                (root / folder).mkdir(mode=0o700)
+            for folder_made in made:  # the run folder itself has to be there after a power cut
+                sync_folder(folder_made.parent)
+        except FileExistsError:
+            raise _already_used(root) from None
+        except OSError as error:
+            raise storage_error(root, error) from error
+        return cls(root, made)
+
+    @classmethod
+    def planned(cls, output_dir: Path | None, name: str, cwd: Path, *, now: datetime.datetime | None = None) -> Path:
+        """Where `create` would put the run; refuses what `create` would refuse, and writes nothing."""
+        _check_slug(name)
+        if output_dir is None:
+            moment = now or datetime.datetime.now(datetime.UTC)
+            return cwd / "runs" / f"{moment:%Y%m%d-%H%M%S}-{name}"
+        root = Path(os.path.abspath(cwd / output_dir))
+        if "\0" in str(root):
+            raise ConfigError("output_dir holds a NUL character", "no folder can be called that", "choose another")
+        try:
+            if root.exists() and (not root.is_dir() or any(root.iterdir())):
+                raise _already_used(root)
+            if root.exists():
+                _refuse_shared(root)
+        except OSError as error:
+            raise storage_error(root, error) from error
+        return root
+
+    @classmethod
+    def open(cls, root: Path) -> RunFolder:
+        """An existing run; anything else is a `StateError`, and so is one whose own folders are links."""
+        if not (root / "config.toml").is_file():
+            raise StateError(
+                f"{root} is not a run folder",
+                "it has no config.toml" if root.is_dir() else "it is a file" if root.exists() else "it does not exist",
+                "give the folder that `surefoot train` named at its end",
+            )
+        if link := linked(root, *FOLDERS):
+            raise StateError(
+                f"{root / link} is a link",
+                "it leads out of the run folder, and what lies there is not of this run",
+                f"put the folder itself in its place; {root} as a whole may be a link",
+            )
+        return cls(root)
+
+    @property
+    def config(self) -> Path:
+        """The resolved config, every key."""
+        return self.root / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per logged step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, device, git."""
+        return self.root / "environment.json"
+
+    @property
+    def verdict(self) -> Path:
+        """How the run ended."""
+        return self.root / "verdict.json"
+
+    @property
+    def journal(self) -> Path:
+        """The ledger's journal, and the batches that can be repeated."""
+        return self.root / "journal"
+
+    @property
+    def logs(self) -> Path:
+        """What workers printed."""
+        return self.root / "logs"
+
+    def rollouts(self, step: int) -> Path:
+        """Every rollout of one step."""
+        return self.root / "rollouts" / f"step_{step}.jsonl"
+
+    def answers(self, step: int) -> Path:
+        """Every answer of one evaluation."""
+        return self.root / "rollouts" / f"eval_{step:06d}.jsonl"
+
+    @property
+    def baseline(self) -> Path:
+        """Every rollout of an agent's preflight that refused the run."""
+        return self.root / "rollouts" / "preflight.jsonl"
+
+    def checkpoint(self, step: int) -> Path:
+        """The weights after one step."""
+        return self.root / "checkpoints" / f"step_{step}"
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return checkpoints_of(self.root)
+
+    def best_checkpoint(self) -> Path:
+        """The weights that verdict.json calls the best; a run that names none, or lost them, is a `StateError`."""
+        try:
+            found = self.read_verdict()["best"]
+            step, best = found.get("step"), found["checkpoint"]
+        except (KeyError, TypeError, AttributeError):
+            step, best = None, None
+        path = self.root / str(best)
+        there = ", ".join(p.name for p in self.checkpoints()) or "none"
+        if step == 0:
+            raise StateError(
+                f"no step of {self.root} was better than the model it began with",
+                "the best evaluation was the one before training, and it has no checkpoint",
+                f"use the model it began with (model in its config.toml), or name a checkpoint; there are: {there}",
+            )
+        if path not in self.checkpoints():
+            raise StateError(
+                f"{self.root} names no best checkpoint that is there",
+                "verdict.json says which one is best, once the run has ended; save_best keeps it",
+                f"there are: {there}",
+            )
+        return path
+
+    def read_verdict(self) -> dict[str, Any]:
+        """verdict.json; empty when there is none that can be read."""
+        return _read_object(self.verdict)
+
+    def read_environment(self) -> dict[str, Any]:
+        """environment.json; empty when there is none that can be read."""
+        return _read_object(self.environment)
+
+    def read_config(self) -> bytes:
+        """config.toml as it is on the disk; a link, a pipe or a book in its place is a `StateError`."""
+        try:
+            return read_plain(self.config, CONFIG_BYTES)
+        except OSError as error:
+            raise StateError(
+                f"{self.config} cannot be read: {error.strerror}", "a run is what its config says",
+                "bring it back from a copy",
+            ) from error  # fmt: skip
+
+    def sweep(self) -> list[str]:
+        """Take away what an interrupted atomic write left beside its final name; returns the names."""
+        swept = []
+        try:
+            for path in sorted(self.root.glob(".*.tmp")):
+                if TEMPORARY.fullmatch(path.name) and not path.is_dir():
+                    path.unlink()
+                    swept.append(path.name)
+        except OSError as error:
+            raise storage_error(self.root, error) from error
+        return swept
+
+    def remove_verdict(self) -> None:
+        """Take away what an earlier life of a resumed run was told: it is not over."""
+        try:
+            self.verdict.unlink(missing_ok=True)
+            sync_folder(self.root)
+        except OSError as error:
+            raise storage_error(self.verdict, error) from error
+
+    def write_config(self, config: Config) -> None:
+        """Keep the config as TOML with every key; hand in `LoadedConfig.resolved`, so that paths hold anywhere."""
+        atomic_write(self.config, config_text(config))
+
+    def write_environment(self, record: Mapping[str, Any]) -> None:
+        """Keep the machine's description."""
+        write_json(self.environment, redact_values(record))
+
+    def write_verdict(self, status: Verdict, reasons: Sequence[str], facts: Mapping[str, Any] | None = None) -> None:
+        """Keep the verdict: status and reasons first, then whatever numbers it rests on."""
+        said = [printable(reason) for reason in reasons]
+        write_json(self.verdict, {"status": str(status), "reasons": said, **redact_values(facts or {})})
+
+    def discard(self) -> None:
+        """Take back a start that was refused: our own files, and the folders this run made if they are empty."""
+        for name in FILES:
+            (self.root / name).unlink(missing_ok=True)
+        for name in FOLDERS:
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        for folder in reversed(self.made):
+            if any(folder.iterdir()):
+                return
+            folder.rmdir()
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_plain(path, RECORD_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def checkpoints_of(root: Path) -> list[Path]:
+    """Complete `checkpoints/step_N` folders of a run, by step."""
+    found = [path for path in (root / "checkpoints").glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def _check_slug(name: str) -> None:
+    if not RUN_NAME.fullmatch(name) or ".." in name:
+        raise ConfigError(
+            f"run name {name!r} is not a slug",
+            "it becomes part of a folder's name and must not lead elsewhere",
+            "use letters, digits, dot, dash and underscore, at most 64, beginning with a letter or digit",
+        )
+
+
+def _make_folders(root: Path) -> tuple[Path, ...]:
+    """Create `root` and its missing parents; returns what was made, outermost first."""
+    missing = [folder for folder in [root, *root.parents] if not folder.exists()][::-1]
+    for folder in missing:
+        folder.mkdir(mode=0o700)
+    return tuple(missing)
+
+
+def _refuse_shared(root: Path) -> None:
+    """An existing folder has to be ours alone: whoever may write there could put other files in our files' place."""
+    found = root.stat()
+    if found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH:
+        return
+    whose = "belongs to another user" if found.st_uid != os.geteuid() else "may be written to by everybody"
+    raise SecurityError(
+        f"{root} {whose} (mode {stat.S_IMODE(found.st_mode):o})",
+        "others could replace the run's files, and a resume would believe them",
+        f"choose another output_dir, or make it yours alone: chmod 700 {root}",
+    )
+
+
+def _narrow(root: Path) -> None:
+    """0700, like a folder that we made; what somebody put there until now is seen after that."""
+    _refuse_shared(root)
+    root.chmod(0o700)
+    if any(root.iterdir()):
+        raise _already_used(root)
+
+
+def _free_name(root: Path) -> Path:
+    """Two runs within one second get different folders."""
+    number, path = 2, root
+    while path.exists():
+        path = root.with_name(f"{root.name}-{number}")
+        number += 1
+    return path
+
+
+def _already_used(root: Path) -> StateError:
+    if not root.is_dir():
+        what = "exists and is a file"
+    elif any((root / name).exists() for name in (*FILES, *FOLDERS)):
+        what = "already holds a run"
+    else:
+        what = "exists and is not empty"
+    return StateError(
+        f"{root} {what}",
+        "two runs in one folder make both unreadable",
+        "choose another output_dir, or leave it out for a fresh folder under runs/",
+    )

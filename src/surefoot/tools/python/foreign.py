@@ -1,0 +1,286 @@
+"""Lines over two pipes to a process, with a deadline and a cap.
+
+Promises   writing and reading end at the deadline, whatever the other side does; a line longer than the cap is refused
+           before it is kept; bytes that nobody asked for are an error, not the next answer.
+Never      interprets a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from surefoot.errors import ToolError, ToolFailedError
+from surefoot.system.environment import inherited
+from surefoot.system.json import loads
+from surefoot.system.process import kill_tree
+from surefoot.tools.python import foreign_host
+from surefoot.tools.python.foreign_host import LINE_CAP
+from surefoot.tools.python.pool import CRASHED, TIMEOUT, UNAVAILABLE, EnvLimits, EnvToolkit
+from surefoot.tools.text import readable
+
+
+class PipeEndedError(Exception):
+    """The other side closed its end."""
+
+
+class PipeFloodedError(Exception):
+    """The other side sent more than it may."""
+
+
+class LinePipe:
+    """One question at a time: a line there, a line back."""
+
+    def __init__(self, reading: int, writing: int, cap: int) -> None:
+        self._reading, self._writing, self._cap = reading, writing, cap
+        self._inbox = bytearray()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+
+    def exchange(self, line: bytes, seconds: float) -> bytes:
+        """Send `line` and wait for one; a TimeoutError when it takes longer."""
+        until = time.monotonic() + seconds
+        if self._inbox:
+            raise PipeFloodedError(f"{len(self._inbox)} bytes came unasked")
+        left = memoryview(line)
+        while left:
+            self._wait(until, writing=True)
+            left = left[self._write(left) :]
+        while (end := self._inbox.find(b"\n")) < 0:
+            if len(self._inbox) > self._cap:
+                raise PipeFloodedError(f"a line of more than {self._cap} bytes")
+            self._wait(until, writing=False)
+            self._read()
+        answer = bytes(self._inbox[:end])
+        del self._inbox[: end + 1]
+        return answer
+
+    def _wait(self, until: float, *, writing: bool) -> None:
+        left = until - time.monotonic()
+        watch = select.poll()
+        watch.register(self._writing if writing else self._reading, select.POLLOUT if writing else select.POLLIN)
+        if left <= 0 or not watch.poll(1000 * left):
+            raise TimeoutError
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            return os.write(self._writing, data[: 1 << 16])
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise PipeEndedError(f"it does not listen any more ({error.strerror})") from error
+
+    def _read(self) -> None:
+        try:
+            block = os.read(self._reading, 1 << 16)
+        except BlockingIOError:
+            return
+        if not block:
+            raise PipeEndedError("it ended without an answer")
+        self._inbox += block
+
+
+# -- Environments whose packages conflict with ours, in a process and a Python of their own -------
+# Owns       the processes of `foreign_host.py`: how they are started, asked and ended.
+# Promises   explicit argv, no shell; of our environment only listed variables, and none that leads to our packages;
+# lines, bytes and seconds are bounded; a process that overruns, floods or talks nonsense is ended with
+# everything it started, and only its own rollout is lost; what it printed last stands in the error.
+# Never      runs foreign code in this process.
+
+
+FLOODED, PROTOCOL = "tool_flooded", "tool_protocol"
+GRACE_S = 0.3
+"""Beyond the deadline: what can be cancelled over there is cancelled in this time; then the process is ended."""
+_TAIL = 4096
+_OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV")
+"""Variables that would lead the other Python to our packages."""
+
+
+class ForeignToolkit(EnvToolkit):
+    """One process per rollout under way, used again after `reset`.
+
+    Args:
+        python: the other interpreter and its options, as an argv: `["/opt/arena/bin/python"]`.
+        file: a Python file of yours that wraps the foreign environment.
+        name: the class or function in it that makes one.
+        form: whether that is an environment class in TRL's form, or has Gymnasium's `reset` and `step`.
+        env: variables for the process besides those that every child of ours has (`child_environment`), less what
+            leads to our packages.
+    """
+
+    def __init__(
+        self, python: Sequence[str], file: Path, name: str, form: Literal["trl", "gym"] = "trl", *,
+        env: Mapping[str, str] | None = None, limits: EnvLimits | None = None,
+    ) -> None:  # fmt: skip
+        if isinstance(python, str) or not python or form not in ("trl", "gym"):
+            raise ToolError(
+                f"python is {python!r} and form is {form!r}",
+                "a foreign environment is started by an explicit argv, and spoken to in one of two forms",
+                'give python = ["/path/to/python"] and form = "trl" or "gym"',
+            )
+        if not file.is_file():
+            raise ToolError(f"{file} does not exist", "it wraps the foreign environment", "check the path")
+        argv = [*python, str(Path(foreign_host.__file__).resolve()), str(file.resolve()), name, form]
+        super().__init__(
+            {"foreign": lambda: ProcessRunner(argv, _environment(env or {}))}, limits or EnvLimits(), routed=False
+        )
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in inherited().items() if name not in _OURS} | dict(extra)
+
+
+class ProcessRunner:
+    """A world in a process of its own: `tool_threads.Runner` over two pipes."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        try:
+            self._process = subprocess.Popen(
+                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(env),
+                start_new_session=True, bufsize=0,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            raise ToolError(
+                f"{argv[0]} cannot be started: {error}", "it is the Python of a foreign environment", "check the argv"
+            ) from error
+        questions, answers, printed = _opened(self._process)
+        self._pipe = LinePipe(answers.fileno(), questions.fileno(), LINE_CAP)
+        self._printed = _Tail(printed)
+        self._lock = threading.Lock()
+        self._asked = 0
+        self._dead = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, and was not given up."""
+        return not self._dead and not self._has_ended()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def ask(self, question: str, deadline_s: float, **words: Any) -> Any:
+        """Send a line and wait for the line that answers it; whatever else comes is the end of the process."""
+        with self._lock:
+            self._asked += 1
+            line = _line({"id": self._asked, "ask": question, "deadline_s": deadline_s, "words": words})
+            try:
+                reply = _read(self._pipe.exchange(line, deadline_s + GRACE_S), self._asked)
+            except TimeoutError:
+                raise self._given_up(question, f"no answer after {deadline_s:g} s", TIMEOUT) from None
+            except PipeFloodedError as error:
+                raise self._given_up(question, str(error), FLOODED) from error
+            except PipeEndedError as error:
+                reason = UNAVAILABLE if question == "make" else CRASHED
+                raise self._given_up(question, str(error), reason) from error
+            except ValueError as error:
+                raise self._given_up(question, f"it answered with something else: {error}", PROTOCOL) from error
+            if "failed" in reply:
+                reason, what = reply["failed"]
+                raise self._given_up(question, readable(str(what), 2000), str(reason))
+            return reply["value"]
+
+    def end(self) -> None:
+        """Ask the environment to close, shortly, then end the process and everything it started."""
+        with self._lock:
+            if self.alive and self._asked:
+                self._farewell()
+            self._kill()
+
+    def _farewell(self) -> None:
+        line = _line({"id": 0, "ask": "close", "deadline_s": 1.0, "words": {}})
+        try:
+            self._pipe.exchange(line, 1.0)
+        except (TimeoutError, PipeEndedError, PipeFloodedError):
+            return  # it is ended anyway
+
+    def _given_up(self, question: str, what: str, reason: str) -> ToolFailedError:
+        self._kill()
+        printed = self._printed.text()
+        story = f"; it ended with {self._process.returncode}" + (f" after printing: {printed}" if printed else "")
+        return ToolFailedError(
+            f"a foreign environment failed ({question}): {what}{story}",
+            "the attempt was not the model's to lose, so it gets no verdict",
+            "mend the environment, or the packages of its Python",
+            reason,
+        )
+
+    def _has_ended(self) -> bool:
+        """Looks without burying it: as long as it is not buried, its process group is its own."""
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _kill(self) -> None:
+        if self._dead:
+            return
+        self._dead = True
+        kill_tree(self._process.pid)
+        self._process.wait()
+        self._printed.join()
+        for stream in _opened(self._process):
+            stream.close()
+
+
+def _opened(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+    streams = (process.stdin, process.stdout, process.stderr)
+    assert None not in streams, "all three were asked for as pipes"
+    return streams  # type: ignore[return-value]
+
+
+class _Tail:
+    """The last bytes that a process printed; a thread reads them, so that the process never waits for us."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._kept = b""
+        self._stream = stream
+        self._thread = threading.Thread(target=self._read, name="surefoot-foreign-output", daemon=True)
+        self._thread.start()
+
+    def text(self) -> str:
+        """For an error."""
+        return readable(self._kept.decode("utf-8", errors="replace").strip()[-1000:], 1000)
+
+    def join(self) -> None:
+        """Wait a moment for the rest."""
+        self._thread.join(1.0)
+
+    def _read(self) -> None:
+        try:
+            while block := os.read(self._stream.fileno(), 1 << 16):
+                self._kept = (self._kept + block)[-_TAIL:]
+        except (OSError, ValueError):
+            return  # closed under us
+
+
+def _line(question: Mapping[str, Any]) -> bytes:
+    try:
+        data = json.dumps(question, allow_nan=False).encode("ascii") + b"\n"
+    except (TypeError, ValueError) as error:
+        raise ToolError(
+            f"a task cannot be handed to a foreign process: {error}",
+            "what goes there is JSON: texts, numbers, lists and objects",
+            "change the columns of the task",
+        ) from error
+    if len(data) > LINE_CAP:
+        raise ToolError(
+            f"a task has {len(data)} bytes as JSON", f"at most {LINE_CAP} go over at once", "make it smaller"
+        )
+    return data
+
+
+def _read(line: bytes, asked: int) -> Mapping[str, Any]:
+    """The reply, checked: ours is the only number we wait for."""
+    reply = loads(line.decode("ascii"), max_chars=LINE_CAP)
+    if not isinstance(reply, dict) or reply.get("id") != asked or not {"value", "failed"} & set(reply):
+        raise ValueError(f"not an answer to question {asked}")
+    return reply

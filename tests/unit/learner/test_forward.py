@@ -1,0 +1,137 @@
+"""Scores of completion tokens: the prompt shared or repeated, the logits whole or in chunks, the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from surefoot.learner import forward
+from surefoot.learner.forward import score_batch
+from surefoot.maths.logprobs import TokenScores, score_tokens_chunked
+from surefoot.maths.packing import Batch, make_batch
+from surefoot.records import TrainSample
+
+PROMPTS = {"short": (8, 30, 7), "long": tuple(3 + (k * 7) % 50 for k in range(33)), "other": (8, 30, 9)}
+"""Unequal lengths; two of them differ in the last token only."""
+
+
+def sample(prompt: str, index: int, length: int) -> TrainSample:
+    """Some tokens in the middle were not sampled: provenance, not position, decides what is scored."""
+    tokens = tuple(3 + (17 * index + 5 * k + len(prompt)) % 50 for k in range(length))
+    return TrainSample(
+        item_id=prompt, trainer_version=0, group=prompt, index=index, prompt_ids=PROMPTS[prompt], completion_ids=tokens,
+        sampled=tuple(k % 4 != 2 for k in range(length)), logprobs=(0.0,) * length, reward=0.0, advantage=1.0,
+    )  # fmt: skip
+
+
+def packed(pad: int = 0) -> Batch:
+    rows = [
+        sample("long", 0, 9),
+        sample("short", 1, 4),
+        sample("long", 2, 1),
+        sample("other", 3, 7),
+        sample("long", 4, 6),
+    ]
+    return make_batch(rows, pad_token_id=pad)[0]
+
+
+def gradients(net: Any, scores: TokenScores, batch: Batch) -> dict[str, Tensor]:
+    """Of a sum with a different weight for every token, so that no two tokens can be swapped."""
+    net.zero_grad(set_to_none=True)
+    weights = torch.linspace(0.5, 2.0, batch.mask.numel()).view(batch.mask.shape)
+    (scores.logprobs * weights).sum().backward()
+    return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+
+
+def compare(net: Any, first: TokenScores, second: TokenScores, batch: Batch) -> None:
+    torch.testing.assert_close(first.logprobs, second.logprobs, atol=1e-6, rtol=1e-5)
+    assert first.entropy is not None
+    torch.testing.assert_close(first.entropy, second.entropy, atol=1e-5, rtol=1e-5)
+    left, right = gradients(net, first, batch), gradients(net, second, batch)
+    assert left.keys() == right.keys() == dict(net.named_parameters()).keys()
+    for name, value in left.items():
+        torch.testing.assert_close(value, right[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+def score(net: Any, batch: Batch, temperature: float = 1.0) -> TokenScores:
+    return score_batch(net, batch, temperature=temperature, with_entropy=True)
+
+
+def sharing(monkeypatch: pytest.MonkeyPatch, share: bool) -> None:
+    monkeypatch.setattr(forward, "SHARING_PAYS", 1e9 if share else 0.0)
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "plain"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_scores_are_those_of_one_forward_per_row_without_padding(
+    architecture: str, share: bool, temperature: float, make_net: Any, full_logits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharing(monkeypatch, share)
+    net, batch = make_net(architecture), packed(pad=7)
+    scores = score(net, batch, temperature).logprobs.detach()
+    for row in range(len(batch)):
+        start = int(batch.prompt_lens[row])
+        length = int(batch.mask[row].nonzero().max()) + 1
+        ids = batch.input_ids[row, : start + length]
+        logp = torch.log_softmax(full_logits(net, ids.tolist())[start - 1 : -1] / temperature, -1)
+        expected = logp.gather(1, ids[start:, None]).squeeze(1) * batch.mask[row, :length]
+        torch.testing.assert_close(scores[row, :length], expected, atol=1e-5, rtol=1e-5)
+        assert not scores[row, length:].any()
+
+
+def test_a_shared_prompt_gives_the_values_and_gradients_of_a_repeated_one(
+    architecture: str, make_net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, batch = make_net(architecture), packed()
+    sharing(monkeypatch, True)
+    shared = score(net, batch)
+    sharing(monkeypatch, False)
+    compare(net, shared, score(net, batch), batch)
+
+
+def test_a_prompt_is_run_once_for_all_its_siblings(make_net: Any) -> None:
+    net = make_net()
+    seen: list[tuple[int, ...]] = []
+    net.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    batch = make_batch([sample("long", i, 5) for i in range(8)], pad_token_id=0)[0]
+    score(net, batch)
+    assert seen == [(1, 33 + 8 * 4)], "a group with a long prompt is one row: the prompt, then its siblings"
+    seen.clear()
+    score(net, make_batch([sample("short", i, 9) for i in range(2)], pad_token_id=0)[0])
+    assert seen == [(2, 12)], "two siblings with a short prompt are not"
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["shared", "plain"])
+def test_what_pads_a_row_cannot_be_seen(share: bool, make_net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sharing(monkeypatch, share)
+    net = make_net()
+    assert torch.equal(score(net, packed(pad=0)).logprobs, score(net, packed(pad=59)).logprobs)
+
+
+def test_one_token_answers_are_scored(make_net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sharing(monkeypatch, True)
+    net = make_net()
+    batch = make_batch([sample("long", i, 1) for i in range(4)], pad_token_id=0)[0]
+    assert (score(net, batch).logprobs < 0).all()
+
+
+def test_chunked_logits_give_the_values_and_gradients_of_whole_ones(
+    architecture: str, make_net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, batch = make_net(architecture), packed()
+    whole = score(net, batch, 0.7)
+    calls: list[int] = []
+
+    def chunked(hidden: Tensor, *args: Any, **kwargs: Any) -> TokenScores:
+        calls.append(len(hidden))
+        return score_tokens_chunked(hidden, *args, **kwargs, chunk_tokens=3)
+
+    monkeypatch.setattr(forward, "score_tokens_chunked", chunked)
+    monkeypatch.setattr(forward, "LOGITS_BUDGET", 0)
+    compare(net, whole, score(net, batch, 0.7), batch)
+    assert calls == [int(batch.mask.sum())], "padding never reaches the head"
