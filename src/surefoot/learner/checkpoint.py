@@ -28,6 +28,7 @@ from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.memory import MAX_SPLITS
 from surefoot.learner.tensor_file import DTYPES, Spec, check_fits, read_header, read_tensors, write_tensors
 from surefoot.learner.updates import ParameterUpdates
+from surefoot.storage.checkpoints import SCHEMA, older_format
 from surefoot.storage.failpoints import failpoint
 from surefoot.storage.files import (
     Manifest,
@@ -42,7 +43,6 @@ from surefoot.storage.files import (
 )
 from surefoot.system.files import open_plain
 
-SCHEMA = 1
 """The form of what is written here; a reader refuses a larger number."""
 FOLDER = "training"
 STATE = f"{FOLDER}/state.json"
@@ -399,6 +399,8 @@ def _read_record(manifest: Manifest) -> dict[str, Any]:
     record = parse_json(path, _read(path))
     if (schema := _count(path, record, "schema")) > SCHEMA:
         raise refusal(path, f"a newer surefoot wrote it: schema is {schema}, this one knows {SCHEMA}")
+    if schema < SCHEMA:
+        raise older_format(manifest.folder, schema)
     if record.keys() != KEYS:
         odd = sorted(record.keys() ^ KEYS)
         raise refusal(path, f"{len(odd)} keys are missing or unknown, first {odd[0][:80]!r}")

@@ -66,6 +66,7 @@ from surefoot.run.store import (
 )
 from surefoot.run.tasks import check_pairs
 from surefoot.run.watchdog import Watchdog
+from surefoot.storage.checkpoints import refuse_older_format
 from surefoot.storage.environment import environment_record
 from surefoot.storage.failpoints import failpoint, switched_on
 from surefoot.storage.lock import RunLock
@@ -179,6 +180,7 @@ def resume(
         refuse_longer(folder, over)
     elif over is not None:
         return show_again(folder, config, over, view)
+    refuse_older_format(folder.root)
     try:
         return _resume(run_dir, view, given, max_steps, allow_code=allow_code)
     except LearnerLostError as error:

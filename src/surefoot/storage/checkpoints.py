@@ -8,7 +8,7 @@ Never      leaves a run without a good checkpoint that had one, and never calls 
 
 Whoever calls this holds the run's lock.
 
-Read next: `files.py`, what "good" means; `files.py`, how a checkpoint comes to be.
+Read next: `files.py`, what "good" means and how a checkpoint comes to be.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from pathlib import Path
 
 from surefoot.errors import StateError
 from surefoot.storage.failpoints import failpoint
-from surefoot.storage.files import storage_error, sync_folder, verify_folder
+from surefoot.storage.files import read_manifest, storage_error, sync_folder, verify_folder
 
+SCHEMA = 2
+"""The form of a training state. 1 was the first edition's, without what a verdict has needed since."""
 NEWEST = 2
 """Good ones that stay whatever else holds: one may turn out bad on the day it is needed."""
 LEFTOVER = re.compile(r"\.step_[0-9]+\.(partial|removed)")
@@ -158,6 +160,28 @@ def checkpoints_by_step(root: Path) -> dict[int, Path]:
     paths = folder.iterdir() if folder.is_dir() else ()
     found = {int(m[1]): p for p in paths if (m := re.fullmatch(r"step_(0|[1-9][0-9]{0,14})", p.name))}
     return dict(sorted(found.items()))
+
+
+def refuse_older_format(root: Path) -> None:
+    """Refuse to go on with a run whose newest checkpoint an older surefoot wrote; it can still be looked at."""
+    for path in reversed(checkpoints_by_step(root).values()):
+        try:
+            schema = read_manifest(path).facts.get("schema")
+        except StateError:
+            continue  # a damaged one: whoever resumes says so, and takes the one before it
+        if isinstance(schema, int) and schema < SCHEMA:
+            raise older_format(path, schema)
+        return
+
+
+def older_format(path: Path, schema: int) -> StateError:
+    """What is said of a checkpoint in the form of an older surefoot."""
+    return StateError(
+        f"{path} is of format {schema}, and this surefoot goes on from format {SCHEMA}",
+        "an older surefoot wrote it, without the evidence that a verdict needs today: how many entries were changed, "
+        "in how many groups the rewards differed",
+        f"finish the run with the surefoot that began it, or train on from its weights: model = {path}",
+    )
 
 
 def _newest_good(paths: dict[int, Path], wanted: int, verify: Verify) -> tuple[list[int], dict[int, str]]:

@@ -98,7 +98,7 @@ def test_a_run_without_the_reference_is_refused(original: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        (lambda r: r.update(schema=2), "a newer surefoot wrote it: schema is 2, this one knows 1"),
+        (lambda r: r.update(schema=3), "a newer surefoot wrote it: schema is 3, this one knows 2"),
         (lambda r: r.update(version=4), "version is 4, the manifest says 3"),
         (lambda r: r.update(step=4), "step is 4, the manifest says 3"),
         (lambda r: r.update(version=True), "'version' is 'True', not a count"),
