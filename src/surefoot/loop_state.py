@@ -149,7 +149,7 @@ class ToolAlarms:
 
 
 MetricsView = Mapping[str, float]
-SEEN = {"kl": "kl", "entropy": "entropy", "length": "completions/mean_length", "reward_std": "reward_std"}
+SEEN = {"kl": "kl", "entropy": "scored_entropy", "length": "completions/mean_length", "reward_std": "reward_std"}
 """What the guard calls it -> the metric of the newest step that it is; one that was not measured is left out."""
 
 

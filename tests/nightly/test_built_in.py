@@ -34,7 +34,7 @@ def test_a_single_step_moves_every_parameter(full: Ran) -> None:
 def test_the_entropy_falls_while_the_reward_rises(full: Ran) -> None:
     steps = [m for m in full.metrics if "reward" in m]
     early, late = steps[:20], steps[-20:]
-    for name, sign in (("reward", 1), ("entropy", -1)):
+    for name, sign in (("reward", 1), ("scored_entropy", -1)):
         means = [sum(m[name] for m in part) / len(part) for part in (early, late)]
         assert sign * (means[1] - means[0]) > 0.2, name
 

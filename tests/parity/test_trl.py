@@ -197,7 +197,7 @@ def test_the_correction_enters_where_trl_lets_it_enter(tmp_path: Path, mode: str
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_clip_ratios_are_trls_though_rows_without_an_advantage_are_not_scored(tmp_path: Path, level: Any) -> None:
-    """A constant group is in the denominator, as in TRL; the entropy is of scored tokens, and `scored_share` says so."""
+    """A constant group is in the denominator, as in TRL; the entropy of scored tokens alone has its own name."""
     model, material = tiny_model(), Material()
     material.advantages[[1, 4]] = 0.0
     trainer = make_trainer(tmp_path, copy.deepcopy(model), importance_sampling_level=level, epsilon=0.05)
@@ -225,7 +225,8 @@ def test_clip_ratios_are_trls_though_rows_without_an_advantage_are_not_scored(tm
     scored = [i for i in range(len(SHAPES)) if material.advantages[i] != 0]
     assert ours["scored_share"] == pytest.approx(sum(SHAPES[i][1] for i in scored) / TOTALS.tokens)
     assert ours["scored_share"] < 0.9
-    assert abs(ours["entropy"] - theirs["entropy"]) > 1e-3, "known, and named: these rows alone were scored"
+    assert "entropy" not in ours
+    assert abs(ours["scored_entropy"] - theirs["entropy"]) > 1e-3, "these rows alone were scored"
     moving = learner.learn([samples[i] for i in scored], iteration=1).metrics
     assert moving["clip_ratio/region_mean"] > 1.2 * ours["clip_ratio/region_mean"], "what leaving them out would report"
 

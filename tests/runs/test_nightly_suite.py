@@ -19,7 +19,7 @@ SHORT = ["tasks_per_step=4", "eval_tasks=8", "eval_on_start=false"]
 CHECKS = {
     'last(data["eval/accuracy"]) >= 0.85': 'last(data["eval/accuracy"]) >= 0',
     'mean(data["train/reward"], -20) - mean(data["train/reward"], 1, 21) > 0.2': 'min(data["train/reward"]) >= 0',
-    'mean(data["train/entropy"], 1, 21) - mean(data["train/entropy"], -20) > 0.2': 'min(data["train/entropy"]) > 0',
+    'mean(data["train/scored_entropy"], 1, 21) - mean(data["train/scored_entropy"], -20) > 0.2': 'min(data["train/scored_entropy"]) > 0',
     'count(data["train/loss"]) == 200': 'count(data["train/loss"]) == 3',
 }
 """Checks of the full length, and what three steps can show instead."""

@@ -57,7 +57,7 @@ def test_a_step_is_the_same_on_both_paths(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(forward, "LOGITS_BUDGET", budget)
         net = tiny_net()
         metrics = make_learner(net, temperature=0.8).learn(sampled(net, temperature=0.8)).metrics
-        norms.append((metrics["grad_norm"], metrics["entropy"]))
+        norms.append((metrics["grad_norm"], metrics["scored_entropy"]))
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 

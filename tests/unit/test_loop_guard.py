@@ -39,7 +39,7 @@ class FakeRun:
     ) -> None:  # fmt: skip
         self.reward, self.heldout, self.diary, self.told = reward, heldout, [], []
         self.version, self.census, self.checked_tokens = 0, ParameterUpdates(1, 1, 1, ()), 0
-        self.metrics: dict[str, float] = {"loss": 0.5, "kl": 0.125, "entropy": 0.75}
+        self.metrics: dict[str, float] = {"loss": 0.5, "kl": 0.125, "scored_entropy": 0.75}
         settings: dict[str, Any] = {
             "model": "m", "tasks": "t", "max_steps": 12, "eval_steps": 2, "tasks_per_step": 1, "num_generations": 2,
             "guard": {"mode": mode},

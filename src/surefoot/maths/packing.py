@@ -174,7 +174,7 @@ def _widths(
         raise ShapeError(
             f"sample {longest.item_id} has a prompt of {prompt} tokens, the largest sequence bucket holds {length}",
             "no room is left for a completion",
-            "pass larger seq_len_buckets, or leave out tasks with long prompts (max_prompt_length)",
+            "call make_batch with larger seq_len_buckets (a run has none), or leave out tasks with long prompts",
         )
     return length, min(width, length - prompt)
 

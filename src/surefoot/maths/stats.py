@@ -24,7 +24,7 @@ from surefoot.maths.losses import estimate_kl
 Sums = Mapping[str, Tensor]
 
 MEANS: dict[str, tuple[str, str]] = {
-    "entropy": ("entropy", "entropy_tokens"),
+    "scored_entropy": ("entropy", "entropy_tokens"),
     "kl": ("kl", "kl_tokens"),
     "positive_nll": ("positive_nll", "positive_tokens"),
     "scored_share": ("entropy_tokens", "step_tokens"),
@@ -177,6 +177,8 @@ def finish(sums: Sums) -> dict[str, float]:
     for metric, name in TOTALS.items():
         if name in sums:
             metrics[metric] = float(sums[name])
+    if metrics.get("scored_share", 1.0) == 1.0 and "scored_entropy" in metrics:
+        metrics["entropy"] = metrics["scored_entropy"]  # of every sampled token: what others mean by that name
     return metrics
 
 

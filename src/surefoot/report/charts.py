@@ -16,7 +16,7 @@ from surefoot.tracking.timeline import Span, Window
 _ARROWS = {"up": "↑ healthy is up", "down": "↓ healthy is down", "steady": "→ healthy is steady"}
 _SINGLE = (
     ("KL to the reference", "kl"),
-    ("Entropy", "entropy"),
+    ("Entropy", "scored_entropy"),
     ("Groups without a gradient", "frac_reward_zero_std"),
     ("Gradient norm", "grad_norm"),
     ("Throughput", "tokens_per_second"),
@@ -89,8 +89,8 @@ def _learning(data: RunData) -> Iterator[Chart]:
 
 def _singles(data: RunData) -> Iterator[Chart]:
     for title, name in _SINGLE:
-        if name == "entropy" and not data.series(name):
-            name = "approx_entropy"
+        if name == "scored_entropy":  # runs of the first edition called it `entropy`
+            name = next((each for each in (name, "entropy") if data.series(each)), "approx_entropy")
         yield Chart(title, [Curve(title.lower(), data.series(name))], *_facts(name), floor=0.0)
 
 

@@ -108,7 +108,7 @@ def silence_stdout() -> None:
 SHOWN = {
     "reward": "reward",
     "kl": "kl",
-    "entropy": "entropy",
+    "scored_entropy": "entropy",
     "completions/mean_length": "length",
     "completions/clipped_ratio": "cut",
     "clip_ratio/region_mean": "clipped",
@@ -393,7 +393,7 @@ def _last_checkpoint(run_dir: Path) -> Path | None:
 # -- How a notebook shows the outcome of a run ----------------------------------------------------
 
 
-_SHOWN = ("eval_accuracy", "eval_reward", "reward", "kl", "entropy", "completions/mean_length")
+_SHOWN = ("eval_accuracy", "eval_reward", "reward", "kl", "scored_entropy", "completions/mean_length")
 _COLOURS = {"PASS": "#1a7f37", "FAIL": "#b3261e", "ERROR": "#b3261e"}
 
 

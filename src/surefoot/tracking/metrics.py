@@ -57,7 +57,8 @@ replay/margin | nats | mean | up | mean of that gain since the start
 replay/pairs | pairs | sum | steady | recorded pairs in this step
 replay/dropped/{} | pairs | last | down | pairs of the file that cannot be trained on, by reason
 kl | nats/token | mean | steady | mean KL estimate against the reference, over trained tokens
-entropy | nats/token | mean | steady | mean entropy over scored tokens; scored_share says what share these are
+entropy | nats/token | mean | steady | mean entropy over all sampled tokens; absent where not all of them were scored
+scored_entropy | nats/token | mean | steady | mean entropy over scored tokens; scored_share says what share these are
 scored_share | share | mean | steady | scored ones of the step's sampled tokens; rows that move nothing cost no forward
 approx_entropy | nats/token | mean | steady | mean of -e^g x learner logprob, g = learner - sampler: estimates entropy
 positive_nll | nats/token | mean | down | mean negative log-likelihood of tokens with a positive advantage

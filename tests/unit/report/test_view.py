@@ -15,7 +15,7 @@ from surefoot.records import Verdict
 from surefoot.report.console import PlainView, RichView, View, batch_arithmetic, open_view
 from surefoot.report.view import History, best_text
 
-STEP = {"reward": 0.5, "kl": 0.0, "entropy": 1.25, "completions/mean_length": 4.0, "tokens_per_second": 1234.5}
+STEP = {"reward": 0.5, "kl": 0.0, "scored_entropy": 1.25, "completions/mean_length": 4.0, "tokens_per_second": 1234.5}
 STEP |= {"frac_reward_zero_std": 0.25, "clip_ratio/region_mean": 0.125, "num_tokens": 100.0}
 EVAL = {"eval_accuracy": 0.6125, "eval_accuracy_stderr": 0.0244, "eval_n": 400.0}
 NASTY = "all [bold]equal[/bold] \x1b[2J"
