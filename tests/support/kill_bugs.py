@@ -144,17 +144,16 @@ def _forgets_the_old_end() -> None:
 
 def _config_first() -> None:
     """A new length is in config.toml before the journal knows of it."""
-    from surefoot.run import resume
     from surefoot.storage.failpoints import failpoint
 
-    real = resume.write_extension
+    home: Any = importlib.import_module("surefoot.run.resume")  # the package's own `resume` is a function
+    real = home.write_extension
 
     def write(keeper: Any, extension: Any, version: int) -> None:
-        resume.atomic_write(keeper.folder.config, resume.config_text(extension.loaded.resolved))
+        home.atomic_write(keeper.folder.config, home.config_text(extension.loaded.resolved))
         failpoint("extend.journaled")
         real(keeper, extension, version)
 
-    home: Any = importlib.import_module("surefoot.run.resume")
     home.write_extension = write
 
 

@@ -161,7 +161,16 @@ def place(folder: Path) -> list[str]:
     return [f"reward_funcs=['{folder / 'slow.py'}:score']", "probe_reward_tasks=0"]
 
 
-COMPARED = ("loss", "grad_norm", "reward", "kl", "scored_entropy", "eval_accuracy", "eval_reward", "completions/mean_length")
+COMPARED = (
+    "loss",
+    "grad_norm",
+    "reward",
+    "kl",
+    "scored_entropy",
+    "eval_accuracy",
+    "eval_reward",
+    "completions/mean_length",
+)
 
 
 def numbers(rows: list[dict[str, float]]) -> list[dict[str, Any]]:

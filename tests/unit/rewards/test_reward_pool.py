@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,16 @@ def test_closures_and_lambdas_work_because_workers_are_forked() -> None:
         assert values(pool, job("a", "abc")) == [11.0, 13.0]
 
 
-def test_results_come_back_in_the_order_of_the_jobs_whoever_is_faster() -> None:
-    functions = {
-        "n": lambda completions, **_: [int(c) for c in completions],
-        "pid": lambda completions, **_: [os.getpid()] * len(completions),
-    }
+def test_results_come_back_in_the_order_of_the_jobs_whoever_is_faster(tmp_path: Path) -> None:
+    def pid(completions: list[str], **_: object) -> list[int]:
+        """The first job is the slowest: it waits until another worker has been asked too."""
+        (tmp_path / str(os.getpid())).touch()
+        give_up = time.monotonic() + 5
+        while completions == ["0"] and len(list(tmp_path.iterdir())) < 2 and time.monotonic() < give_up:
+            time.sleep(0.01)
+        return [os.getpid()] * len(completions)
+
+    functions = {"n": lambda completions, **_: [int(c) for c in completions], "pid": pid}
     with RewardPool(functions, workers=3) as pool:
         marks = pool.score([job(*(str(10 * g + i) for i in range(g % 4 + 1))) for g in range(20)])
         assert [m["n"].value for m in marks] == [10 * g + i for g in range(20) for i in range(g % 4 + 1)]
