@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = ROOT / "tests" / "times.json"
-LONG_S = 1.0
+LONG_S = 0.5
 
 
 class Measured(NamedTuple):

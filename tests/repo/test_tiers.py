@@ -107,17 +107,17 @@ def test_a_family_takes_turns_and_nobody_is_left_out(inner: Path) -> None:
 
 
 def test_long_tests_come_every_second_fifth_or_tenth_day_unless_they_may_not_wait(inner: Path) -> None:
-    names = ["short", "one", "two", "four", "kept"]
+    names = ["short", "half", "one", "long", "kept"]
     (inner / "test_it.py").write_text(
         "import pytest\n" + "".join(f"def test_{name}(): pass\n" for name in names[:-1])
         + "@pytest.mark.every_day\ndef test_kept(): pass\n", encoding="utf-8"
     )  # fmt: skip
     long = {
-        f"test_it.py::test_{name}": seconds for name, seconds in zip(names[1:], (1.0, 2.5, 40.0, 40.0), strict=True)
+        f"test_it.py::test_{name}": seconds for name, seconds in zip(names[1:], (0.5, 1.0, 40.0, 40.0), strict=True)
     }
     (inner / "times.json").write_text(json.dumps({"short": 0.1, "long": long}), encoding="utf-8")
     days = Counter(name for turn in range(10) for name in collected(inner, "-m", "not nightly", turn=turn))
-    assert days == {"test_short": 10, "test_one": 5, "test_two": 2, "test_four": 1, "test_kept": 10}
+    assert days == {"test_short": 10, "test_half": 5, "test_one": 2, "test_long": 1, "test_kept": 10}
     assert len(collected(inner, turn=3)) == 5, "at night all of them"
 
 
