@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, NoReturn
 
 from surefoot.errors import StateError, StorageError
 from surefoot.storage.failpoints import failpoint
-from surefoot.system.files import descriptor_to_replace, open_plain
+from surefoot.system import files as system_files
+from surefoot.system.files import descriptor_to_replace, open_plain, sync_folder
 
 # -- The list of a saved folder's files: written last, checked before anything else is read -------
 # Owns       the form of `manifest.json`: facts, files with size and SHA-256, and a digest of the list itself.
@@ -254,18 +255,21 @@ def _refuse(folder: Path, what: str, why: str = "a saved state is trusted whole 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
     """Replace `path` by `data` in one step, durably."""
-    payload = data.encode("utf-8") if isinstance(data, str) else data
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         failpoint("durable.before_write")
-        _write_new(temporary, payload)
-        os.replace(temporary, path)
-        failpoint("durable.after_rename")
-        sync_folder(path.parent)
+        system_files.atomic_write(path, data, passed=_durable_failpoint)
         failpoint("durable.done")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise storage_error(path, error) from error
+
+
+def _durable_failpoint(stage: system_files.Written) -> None:
+    if stage == "written":
+        failpoint("durable.after_write")
+    elif stage == "synced":
+        failpoint("durable.after_sync")
+    else:
+        failpoint("durable.after_rename")
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -325,15 +329,6 @@ def commit_folder(
     return final
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def storage_error(path: Path, error: OSError) -> StorageError:
     """The disk's own words, with the path."""
     return StorageError(
@@ -341,17 +336,6 @@ def storage_error(path: Path, error: OSError) -> StorageError:
         "what is not on disk cannot be judged or resumed",
         "free some space or check the rights of the folder, then start again",
     )
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        failpoint("durable.after_write")
-        os.fsync(file.fileno())
-    failpoint("durable.after_sync")
 
 
 def _seal(path: Path, known: ManifestEntry | None = None) -> dict[str, Any]:

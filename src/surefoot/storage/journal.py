@@ -27,7 +27,8 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from surefoot.errors import StateError, StorageError
 from surefoot.storage.failpoints import failpoint
-from surefoot.storage.files import atomic_write, storage_error, sync_folder
+from surefoot.storage.files import atomic_write, storage_error
+from surefoot.system.files import sync_folder
 
 # -- The file under a journal: what a journal asks of it, and the real one ------------------------
 

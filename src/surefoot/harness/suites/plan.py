@@ -17,7 +17,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from surefoot.errors import StateError
 from surefoot.harness import git
 from surefoot.harness.files import read_json, write_atomic, write_json
 from surefoot.harness.suites.manifest import DEFAULT_COMMAND, Recipe, Suite
+from surefoot.system.files import atomic_folder
 
 # -- A copy of the code that runs: named by commit and dirty hash, whole or not there, never other code than it says
 # Owns       FOLDER/COMMIT[-DIRTY]/ and the record beside it, FOLDER/COMMIT[-DIRTY].json.
@@ -122,16 +122,11 @@ def _is_intact(target: Path, digest: str) -> bool:
 
 def _copy(files: dict[str, Path], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    half = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
+    with atomic_folder(target) as half:
         for name, path in files.items():
             copy = half / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, copy, follow_symlinks=False)
-        os.replace(half, target)
-    except BaseException:
-        shutil.rmtree(half, ignore_errors=True)
-        raise
 
 
 def _files(top: Path) -> dict[str, Path]:
