@@ -8,6 +8,7 @@ from typing import Any
 
 from surefoot.errors import StateError
 from surefoot.system.files import atomic_write, read_plain
+from surefoot.system.json import parse
 
 LONGEST = 1 << 30
 """Bytes of evidence in one JSON file that are read at all."""
@@ -35,14 +36,10 @@ def make_unseen(folder: Path) -> Path:
 def read_json(path: Path) -> Any:
     """The value in a JSON file; unreadable, torn or not JSON is a `StateError`, never a default."""
     try:
-        return json.loads(read_plain(path, LONGEST), parse_constant=_no_constant)
+        return parse(read_plain(path, LONGEST))
     except OSError as error:
         raise StateError(
             f"{path} cannot be read: {error.strerror}", "it holds the evidence", "check the path"
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise StateError(f"{path} is not JSON: {error}", "half a file is no evidence", "restore it or rerun") from error
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number in JSON")

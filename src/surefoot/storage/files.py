@@ -21,6 +21,7 @@ from surefoot.errors import StateError, StorageError
 from surefoot.storage.failpoints import failpoint
 from surefoot.system import files as system_files
 from surefoot.system.files import descriptor_to_replace, open_plain, sync_folder
+from surefoot.system.json import parse
 
 # -- The list of a saved folder's files: written last, checked before anything else is read -------
 # Owns       the form of `manifest.json`: facts, files with size and SHA-256, and a digest of the list itself.
@@ -130,8 +131,8 @@ def verify_folder(folder: Path, *, unread: str = "") -> Manifest:
 def parse_json(path: Path, data: bytes) -> dict[str, Any]:
     """One JSON object as we write it: no key twice, no NaN, no depth that breaks the reader. Else a `StateError`."""
     try:
-        value = json.loads(data, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        value = parse(data)
+    except ValueError as error:
         raise refusal(path, f"it is not JSON as we write it ({str(error)[:200]})") from error
     if not isinstance(value, dict):
         raise refusal(path, "it does not hold a JSON object")
@@ -227,17 +228,6 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 def _text(body: Mapping[str, Any]) -> str:
     return json.dumps(body, indent=2, allow_nan=False) + "\n"
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a key comes twice")
-    return made
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
 
 
 def _few(names: object) -> str:
