@@ -14,7 +14,6 @@ Read next: `sources.py`, which decides that a name is a file.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +25,7 @@ from surefoot.data.task_format import is_tool_task, kind, tool_problems, tool_ta
 from surefoot.data.tasks import canonical
 from surefoot.errors import TaskError
 from surefoot.records import Message, Task
+from surefoot.system.hashing import sha256_of
 from surefoot.system.json import ConstantError, RepeatedKeyError, parse
 
 MAX_LINE_BYTES = 10_000_000
@@ -141,7 +141,7 @@ def _content_hash(row: Mapping[str, object]) -> str:
         content = canonical(row).encode("utf-8")
         if len(content) > MAX_LINE_BYTES:
             raise RowProblem(f"holds {len(content):,} bytes; a task has at most {MAX_LINE_BYTES:,}")
-        return hashlib.sha256(content).hexdigest()[:16]
+        return sha256_of(content)[:16]
     except UnicodeEncodeError as error:
         raise RowProblem("holds half of a surrogate pair, which is not text") from error
 

@@ -7,7 +7,6 @@ Never      overwrites a folder, follows a link at the final name, or retries a f
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -15,12 +14,13 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from surefoot.errors import StateError, StorageError
 from surefoot.storage.failpoints import failpoint
 from surefoot.system import files as system_files
 from surefoot.system.files import descriptor_to_replace, open_plain, sync_folder
+from surefoot.system.hashing import sha256_of, sha256_of_file
 from surefoot.system.json import parse
 
 # -- The list of a saved folder's files: written last, checked before anything else is read -------
@@ -210,20 +210,15 @@ def _read(folder: Path) -> bytes:
 
 def _sha256_of_file(folder: Path, name: str, size: int) -> str:
     """Of the first `size` bytes and one more: a file that grew in the meantime has another hash."""
-    digest, left = hashlib.sha256(), size + 1
     try:
         with open_plain(folder / name) as file:
-            while left and (block := file.read(min(BLOCK, left))):
-                digest.update(block)
-                left -= len(block)
+            return sha256_of_file(file, size + 1)
     except OSError as error:
         _refuse(folder, f"has {name}, which cannot be read: {error.strerror or error}")
-    return digest.hexdigest()
 
 
 def _digest(body: Mapping[str, Any]) -> str:
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return sha256_of(json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False))
 
 
 def _text(body: Mapping[str, Any]) -> str:
@@ -333,15 +328,8 @@ def _seal(path: Path, known: ManifestEntry | None = None) -> dict[str, Any]:
     path.chmod(0o600)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        found = ManifestEntry(os.fstat(file.fileno()).st_size, known.sha256 if known else _sha256_of_written(file))
+        found = ManifestEntry(os.fstat(file.fileno()).st_size, known.sha256 if known else sha256_of_file(file))
         if known is not None and known != found:
             raise OSError(f"{path.name} has {found.size} bytes, {known.size} were written")
         failpoint("folder.after_seal")
         return asdict(found)
-
-
-def _sha256_of_written(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
