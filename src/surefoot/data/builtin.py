@@ -10,11 +10,11 @@ Read next: `sources.py`, which reaches this file as "builtin:sums".
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 from surefoot.errors import TaskError
 from surefoot.records import Task
+from surefoot.system.hashing import sha256_bytes
 
 SUMS_LIMIT = 100
 """Both numbers lie in range(LIMIT)."""
@@ -48,7 +48,7 @@ def sums_tasks(n: int, seed: int) -> tuple[Task, ...]:
 
 def _rank(task_id: str, seed: int) -> bytes:
     """A position that depends on the seed and the id alone, on every platform."""
-    return hashlib.sha256(f"{seed}/{task_id}".encode()).digest()
+    return sha256_bytes(f"{seed}/{task_id}")
 
 
 # -- The built-in tasks for tool use: some that a calculator answers, some that it only delays ----
@@ -119,4 +119,4 @@ def _task(kind: str, subject: str, prompt: str, answer: str) -> Task:
 
 def _first(subjects: Iterable[str], kind: str, seed: int, n: int) -> list[str]:
     """(n,) subjects with the lowest rank, which depends on the seed and the id alone, on every platform."""
-    return sorted(subjects, key=lambda subject: hashlib.sha256(f"{seed}/{kind}/{subject}".encode()).digest())[:n]
+    return sorted(subjects, key=lambda subject: sha256_bytes(f"{seed}/{kind}/{subject}"))[:n]

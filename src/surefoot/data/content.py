@@ -14,7 +14,6 @@ Read next: `near_duplicates.py`.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from typing import Any
 from surefoot.data.tasks import canonical
 from surefoot.errors import TaskError
 from surefoot.records import Task
+from surefoot.system.hashing import sha256_of
 
 TARGET_COLUMNS = ("answer", "answers", "ground_truth", "label", "labels", "solution", "target", "targets", "tests")
 
@@ -134,4 +134,4 @@ def _normal(value: object) -> object:
 
 
 def _sha256(value: object) -> str:
-    return hashlib.sha256(canonical(value).encode("utf-8", "surrogatepass")).hexdigest()
+    return sha256_of(canonical(value), errors="surrogatepass")

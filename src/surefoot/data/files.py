@@ -14,7 +14,6 @@ Read next: `sources.py`, which decides that a name is a file.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +25,8 @@ from surefoot.data.task_format import is_tool_task, kind, tool_problems, tool_ta
 from surefoot.data.tasks import canonical
 from surefoot.errors import TaskError
 from surefoot.records import Message, Task
+from surefoot.system.hashing import sha256_of
+from surefoot.system.json import ConstantError, RepeatedKeyError, parse
 
 MAX_LINE_BYTES = 10_000_000
 MAX_WHOLE_BYTES = 2**30
@@ -140,7 +141,7 @@ def _content_hash(row: Mapping[str, object]) -> str:
         content = canonical(row).encode("utf-8")
         if len(content) > MAX_LINE_BYTES:
             raise RowProblem(f"holds {len(content):,} bytes; a task has at most {MAX_LINE_BYTES:,}")
-        return hashlib.sha256(content).hexdigest()[:16]
+        return sha256_of(content)[:16]
     except UnicodeEncodeError as error:
         raise RowProblem("holds half of a surrogate pair, which is not text") from error
 
@@ -268,28 +269,17 @@ def _read_json(path: Path, problems: _Problems) -> Iterator[Row]:
 def parse_row(data: bytes) -> object:
     """Strict JSON: UTF-8, no NaN, no key twice."""
     try:
-        return _DECODER.decode(data.decode("utf-8"))
+        return parse(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise RowProblem(f"is not UTF-8 (byte {data[error.start]:#04x} at position {error.start})") from error
     except json.JSONDecodeError as error:
         raise RowProblem(f"is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, nesting without end
+    except RepeatedKeyError as error:
+        raise RowProblem(f"has the key {error.key!r} twice") from error
+    except ConstantError as error:
+        raise RowProblem(f"holds {error.word}, which is not JSON") from error
+    except ValueError as error:  # numbers of thousands of digits, nesting without end
         raise RowProblem(f"cannot be read as JSON: {error}") from error
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
-        raise RowProblem(f"has the key {twice[0]!r} twice")
-    return row
-
-
-def _no_constant(name: str) -> object:
-    raise RowProblem(f"holds {name}, which is not JSON")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
 
 
 def _read_parquet(path: Path, problems: _Problems) -> Iterator[Row]:

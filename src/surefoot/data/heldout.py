@@ -13,7 +13,6 @@ Read next: `content.py` and `near_duplicates.py` for what "the same" means; `tas
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from surefoot.data.near_duplicates import THRESHOLD, near_duplicates
 from surefoot.data.tasks import HeldoutGate
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task
+from surefoot.system.hashing import sha256_number
 
 T = TypeVar("T")
 View = Callable[[Any], Content | str | None]
@@ -267,8 +267,7 @@ def is_heldout(task_id: str, fraction: float, seed: int = 0) -> bool:
             "use for example heldout_fraction = 0.1",
         )
     text = f"{seed}/{task_id}" if seed else task_id
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") < int(fraction * _RANGE)
+    return sha256_number(text, errors="surrogatepass") < int(fraction * _RANGE)
 
 
 def split_heldout(

@@ -12,7 +12,6 @@ Read next: `near_duplicates.py`, which counts.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import math
 import re
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.data.content import Content
 from surefoot.errors import ConfigError, TaskError
+from surefoot.system.hashing import sha256_bytes, sha256_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,7 +144,7 @@ def _padded(body: str) -> str:
 def _functions() -> Iterator[tuple[int, int]]:
     """64 pairs (odd factor, offset), the same everywhere."""
     for place in range(VALUES):
-        digest = hashlib.sha256(f"surefoot minhash {place}".encode()).digest()
+        digest = sha256_bytes(f"surefoot minhash {place}")
         yield int.from_bytes(digest[:4], "big") | 1, int.from_bytes(digest[4:8], "big")
 
 
@@ -305,7 +305,7 @@ class Sample:
 
     def add(self, text: ComparedText) -> None:
         """One more task."""
-        ranked = -int.from_bytes(hashlib.sha256(text.body.encode("utf-8", "surrogatepass")).digest(), "big"), text.body
+        ranked = -sha256_number(text.body, size=32, errors="surrogatepass"), text.body
         if len(self._kept) < TEMPLATE_SAMPLE:
             heapq.heappush(self._kept, ranked)
         else:

@@ -25,6 +25,7 @@ from surefoot.data.task_format import complexity_of
 from surefoot.data.tasks import foreign_state
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task
+from surefoot.system.hashing import sha256_bytes, sha256_number
 
 ROUNDS = 8
 SMALL = 1024
@@ -45,7 +46,7 @@ class Permutation:
         self.n = n
         self._a = math.isqrt(n - 1) + 1
         self._b = -(-n // self._a)
-        self._keys = [hashlib.sha256(f"{seed}/{epoch}/{n}/{turn}".encode()).digest() for turn in range(ROUNDS)]
+        self._keys = [sha256_bytes(f"{seed}/{epoch}/{n}/{turn}") for turn in range(ROUNDS)]
         self._sorted = sorted(range(n), key=lambda value: _mix(value, self._keys[0])) if n <= SMALL else None
 
     def __call__(self, position: int) -> int:
@@ -88,9 +89,9 @@ class CountedRandom:
 
     def uniform(self) -> float:
         """The next number in [0, 1)."""
-        digest = hashlib.sha256(f"{self.seed}/{self.name}/{self.asked}".encode()).digest()
+        number = sha256_number(f"{self.seed}/{self.name}/{self.asked}")
         self.asked += 1
-        return (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # 53 bits: the division cannot round up to 1
+        return (number >> 11) / 2**53  # 53 bits: the division cannot round up to 1
 
 
 class IndexStream:

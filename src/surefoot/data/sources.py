@@ -15,7 +15,6 @@ Read next: `files.py`, the row format.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from surefoot.data.files import SUFFIXES, read_task_file
 from surefoot.data.tasks import Scorer, TaskSet
 from surefoot.errors import TaskError
 from surefoot.records import Task
+from surefoot.system.hashing import sha256_of
 
 BUILTIN, GYM = "builtin:", "reasoning_gym:"
 BUILTIN_TASKS = {"sums": sums_tasks, "errands": errands_tasks}
@@ -175,7 +175,7 @@ def _gym_task(name: str, entry: Mapping[str, Any]) -> Task:
             "tasks are written to the run folder and handed to other processes",
             "choose another dataset",
         ) from error
-    digest = hashlib.sha256(question.encode()).hexdigest()[:16]
+    digest = sha256_of(question)[:16]
     columns = {"answer": entry["answer"], "reasoning_gym": name, "entry": dict(entry)}
     return Task(id=f"{name}/{digest}", prompt=question, columns=columns, dataset=name)
 

@@ -12,7 +12,6 @@ Read next: `sources.py`, where task sets come from.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import re
 from collections import Counter
@@ -23,6 +22,7 @@ from typing import Any, Literal, Protocol
 
 from surefoot.errors import ConfigError, StateError, TaskError
 from surefoot.records import Task
+from surefoot.system.hashing import sha256_bytes, sha256_of
 
 Scorer = Literal["exact", "reasoning_gym", "verifier"]
 
@@ -75,10 +75,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",",
 
 def fingerprint(tasks: Sequence[Task]) -> str:
     """SHA-256 over the contents of the tasks, in order."""
-    digest = hashlib.sha256()
-    for task in tasks:
-        digest.update(task_bytes(task))
-    return digest.hexdigest()
+    return sha256_of(map(task_bytes, tasks))
 
 
 def task_bytes(task: Task) -> bytes:
@@ -195,7 +192,7 @@ class TaskStream:
 
     def _identity(self) -> str:
         """SHA-256 over the ids, whatever their order."""
-        return hashlib.sha256(canonical(sorted(self._tasks)).encode()).hexdigest()
+        return sha256_of(canonical(sorted(self._tasks)))
 
 
 def epoch_order(ids: Iterable[str], seed: int, epoch: int, *, held: Iterable[str] = (), needed: int = 0) -> list[str]:
@@ -205,15 +202,11 @@ def epoch_order(ids: Iterable[str], seed: int, epoch: int, *, held: Iterable[str
         held: ids that a batch brings along from the epoch before; they are not among the first `needed` of this one,
             so that no batch over the border holds a task twice.
     """
-    order = sorted(ids, key=lambda task_id: _digest(f"{seed}/{epoch}/{task_id}"))
+    order = sorted(ids, key=lambda task_id: sha256_bytes(f"{seed}/{epoch}/{task_id}"))
     elsewhere = set(held)
     first = [task_id for task_id in order if task_id not in elsewhere][:needed]
     chosen = set(first)
     return first + [task_id for task_id in order if task_id not in chosen]
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
 
 
 def foreign_state(difference: str) -> StateError:

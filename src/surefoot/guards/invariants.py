@@ -8,7 +8,6 @@ never read back from the mask under suspicion.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.errors import InvariantError, NumericsError, StateError
 from surefoot.records import STOP, Group, Rollout, TrainSample
+from surefoot.system.hashing import sha256_of
 
 if TYPE_CHECKING:
     from surefoot.maths.packing import Batch
@@ -268,7 +268,7 @@ class DiversityGuard:
                 raise _repeated(group, f"{count} of {len(played)} siblings are identical", log_chance)
 
     def _check_visits(self, group: Group, played: list[Rollout]) -> None:
-        digest = hashlib.sha256(repr([_tokens(r) for r in played]).encode()).hexdigest()[:DIGEST]
+        digest = sha256_of(repr([_tokens(r) for r in played]))[:DIGEST]
         log_chance = sum(map(_logprob, played))
         if played and self._last.get(group.task.id) == digest and log_chance < math.log(ALARM):
             raise _repeated(group, "the whole set equals the one of its last visit", log_chance)

@@ -21,6 +21,7 @@ from surefoot.errors import StateError, SurefootError
 from surefoot.harness.assets import COMPLETE, MANIFEST, Asset, AssetState, examine, hashed_files, recipe_hash
 from surefoot.harness.files import write_json
 from surefoot.harness.scrub import scrub
+from surefoot.system.files import atomic_folder, sync_folder
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PIP_NO_INDEX": "1"}
 
@@ -58,13 +59,14 @@ def build(asset: Asset, *, offline: bool = False, force: bool = False) -> AssetS
         for leftover in _leftovers(asset):
             shutil.rmtree(leftover)
         recipe = recipe_hash(asset)
-        place = Path(tempfile.mkdtemp(dir=asset.folder.parent, prefix=f".{asset.name}.building."))
-        try:
+        with atomic_folder(asset.folder, prefix=_prefix(asset)) as place:
             _run(asset, place, offline)
             _seal(asset, place, recipe)
-            _swap(asset, place)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+            place.chmod(0o755)  # it was made private; an asset is as readable as the checkout
+            old = _set_aside(asset)
+        sync_folder(asset.folder.parent)
+        if old is not None:
+            shutil.rmtree(old)
         return examine(asset)
 
 
@@ -100,24 +102,25 @@ def _seal(asset: Asset, place: Path, recipe: str) -> None:
     if recipe_hash(asset) != recipe:
         raise _failed(asset, "its inputs changed while it was being built")
     for name in files:
-        _sync(place / name)
+        sync_folder(place / name)
     write_json(place / MANIFEST, {"format": 1, "asset": asset.name, "recipe": recipe, "files": files})
 
 
-def _swap(asset: Asset, place: Path) -> None:
-    old = None
-    if asset.folder.exists():
-        old = Path(tempfile.mkdtemp(dir=asset.folder.parent, prefix=f".{asset.name}.building.")) / "old"
-        os.rename(asset.folder, old)
-    place.chmod(0o755)  # mkdtemp makes it private; an asset is as readable as the checkout
-    os.rename(place, asset.folder)
-    _sync(asset.folder.parent)
-    if old is not None:
-        shutil.rmtree(old.parent)
+def _set_aside(asset: Asset) -> Path | None:
+    """Free the asset's name; the folder that holds the old one now."""
+    if not asset.folder.exists():
+        return None
+    aside = Path(tempfile.mkdtemp(dir=asset.folder.parent, prefix=_prefix(asset)))
+    os.rename(asset.folder, aside / "old")
+    return aside
 
 
 def _leftovers(asset: Asset) -> list[Path]:
-    return sorted(asset.folder.parent.glob(f".{asset.name}.building.*"))
+    return sorted(asset.folder.parent.glob(f"{_prefix(asset)}*"))
+
+
+def _prefix(asset: Asset) -> str:
+    return f".{asset.name}.building."
 
 
 @contextlib.contextmanager
@@ -144,14 +147,6 @@ def _stoppable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class AssetBuildError(StateError):

@@ -11,7 +11,6 @@ Never      builds during a test run, or builds again what is complete and unchan
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from typing import Any
 from surefoot.errors import ConfigError, StateError
 from surefoot.harness.files import read_json
 from surefoot.harness.project import FILE, Project, find_project, known_keys, read_project, refused, text_of, words_of
+from surefoot.system.hashing import sha256_of, sha256_of_file
 
 MANIFEST = "asset-manifest.json"
 COMPLETE, MISSING, STALE, DAMAGED = "complete", "missing", "stale", "damaged"
@@ -135,7 +135,7 @@ def recipe_hash(asset: Asset) -> str:
     """What decides whether an asset is current: its command and the content of its inputs."""
     inputs = {name: _digest(path) for name, path in _input_files(asset)}
     text = json.dumps({"command": asset.command, "inputs": inputs}, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return sha256_of(text, errors="surrogateescape")
 
 
 def hashed_files(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -173,7 +173,7 @@ def _is_table(value: Any) -> bool:
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of_file(file)
 
 
 def _read_asset(name: str, table: Any, project: Project, home: Path) -> Asset:

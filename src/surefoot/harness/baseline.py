@@ -11,7 +11,6 @@ Read next: `baseline.py`, how stored runs become a band.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import math
 import re
@@ -26,6 +25,7 @@ from surefoot.errors import ConfigError, StateError
 from surefoot.harness.files import read_json, write_json
 from surefoot.harness.git import GitError, head
 from surefoot.harness.series import Metrics, Series, describe, is_number
+from surefoot.system.hashing import sha256_of
 
 FOLDER = Path("surefoot-baselines")
 DEFAULT_NAME = "main"
@@ -194,7 +194,7 @@ def _stored(source: Path, metrics: Metrics) -> StoredRun:
 
 def _digest(series: dict[str, Series]) -> str:
     text = json.dumps({name: [[s, float(v)] for s, v in series[name].items()] for name in sorted(series)})
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return sha256_of(text)[:16]
 
 
 def _commit(folder: Path) -> str | None:
@@ -212,7 +212,7 @@ def _commit(folder: Path) -> str | None:
 
 def _config_hash(folder: Path) -> str | None:
     config = folder / "config.toml"
-    return hashlib.sha256(config.read_bytes()).hexdigest()[:12] if config.is_file() else None
+    return sha256_of(config.read_bytes())[:12] if config.is_file() else None
 
 
 def _save(folder: Path, baseline: Baseline) -> None:

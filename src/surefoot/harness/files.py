@@ -1,15 +1,14 @@
-"""Whole files or none: write beside the target, flush, rename, and make the rename durable."""
+"""The harness's own files: written whole and durably, in folders that are made on the way; read strictly."""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from surefoot.errors import StateError
-from surefoot.system.files import read_plain
+from surefoot.system.files import atomic_write, read_plain
+from surefoot.system.json import parse
 
 LONGEST = 1 << 30
 """Bytes of evidence in one JSON file that are read at all."""
@@ -18,17 +17,7 @@ LONGEST = 1 << 30
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Replace `path` by `data`; a crash at any moment leaves the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+    atomic_write(path, data)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -47,22 +36,10 @@ def make_unseen(folder: Path) -> Path:
 def read_json(path: Path) -> Any:
     """The value in a JSON file; unreadable, torn or not JSON is a `StateError`, never a default."""
     try:
-        return json.loads(read_plain(path, LONGEST), parse_constant=_no_constant)
+        return parse(read_plain(path, LONGEST))
     except OSError as error:
         raise StateError(
             f"{path} cannot be read: {error.strerror}", "it holds the evidence", "check the path"
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise StateError(f"{path} is not JSON: {error}", "half a file is no evidence", "restore it or rerun") from error
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number in JSON")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,13 +6,13 @@ Promises   argv lists only, no pager, no prompt, English messages, nothing of th
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from surefoot.system.git import GitError, git_call
+from surefoot.system.hashing import sha256_of
 
 __all__ = ["GitError", "dirty_hash", "git", "head", "is_dirty", "root_of", "run_git"]
 
@@ -71,9 +71,12 @@ def dirty_hash(folder: Path) -> str | None:
     if not is_dirty(folder):
         return None
     root = Path(git(folder, "rev-parse", "--show-toplevel"))
-    digest = hashlib.sha256(git(root, "diff", "HEAD", "--binary", "--no-ext-diff").encode(errors="surrogateescape"))
+    return sha256_of(_differences(root))[:12]
+
+
+def _differences(root: Path) -> Iterator[bytes]:
+    yield git(root, "diff", "HEAD", "--binary", "--no-ext-diff").encode(errors="surrogateescape")
     for name in sorted(filter(None, git(root, "ls-files", "-o", "--exclude-standard", "-z").split("\0"))):
         path = root / name
-        digest.update(name.encode(errors="surrogateescape") + b"\0")
-        digest.update(os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b"")
-    return digest.hexdigest()[:12]
+        yield name.encode(errors="surrogateescape") + b"\0"
+        yield os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""

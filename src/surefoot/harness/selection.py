@@ -21,6 +21,7 @@ from typing import Any
 
 from surefoot.errors import ConfigError
 from surefoot.harness.project import Project, known_keys, refused, text_of, words_of
+from surefoot.system.hashing import sha256_number
 
 GATE, BACKEND, PLAIN = "gate", "backend", "plain"
 NO_TOKEN, NO_MODULE, NO_GPUS = "no token: ", "no module: ", "no GPUs: "
@@ -244,10 +245,7 @@ def part_of(node_id: str, parts: int) -> int:
         >>> part_of("tests/test_a.py::test_one", 1)
         1
     """
-    import hashlib
-
-    digest = hashlib.sha256(node_id.encode("utf-8", "surrogateescape")).digest()
-    return int.from_bytes(digest[:8], "big") % parts + 1
+    return sha256_number(node_id, errors="surrogateescape") % parts + 1
 
 
 def shard(word: str, folders: Mapping[str, Sequence[str]]) -> Belongs:

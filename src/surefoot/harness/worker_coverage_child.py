@@ -95,7 +95,7 @@ class Process:
             if data == self.saved:
                 return
             half = self.folder / f"{self.name}.half"
-            half.write_bytes(data)
+            half.write_bytes(data)  # by hand: `surefoot.system` may not be there
             os.replace(half, self.folder / f"{self.name}.cov")
             self.saved = data
 

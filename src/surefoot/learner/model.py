@@ -6,7 +6,6 @@ Some trainers align the two with a warning and go on; which side was right is th
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from surefoot.errors import ConfigError, ModelError, SurefootError
 from surefoot.learner.model_files import check_index, check_model_config, check_model_folder, refuse_adapter
 from surefoot.learner.precision import split_precision
 from surefoot.protocols import DecoderSpec
+from surefoot.system.hashing import sha256_of
 
 
 def check_special_tokens(name: str, net: Any, tokenizer: Any) -> frozenset[int]:
@@ -340,7 +340,7 @@ def verify_manifest(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     for name, entry in manifest["files"].items():
         data = (folder / name).read_bytes() if (folder / name).is_file() else b""
-        if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        if len(data) != entry["bytes"] or sha256_of(data) != entry["sha256"]:
             raise ModelError(
                 f"{name} of the built-in model is not the file that was shipped",
                 "a damaged model would train without complaint",

@@ -17,11 +17,10 @@ Read next: `probe.py`, which asks twenty adversarial answers more.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from surefoot.errors import RewardError
 from surefoot.records import Task, Verdict
@@ -30,6 +29,7 @@ from surefoot.rewards.verifiers.choice import gold_letter
 from surefoot.rewards.verifiers.final_answer import final_answer
 from surefoot.rewards.verifiers.format import broken, read_checks
 from surefoot.rewards.verifiers.multi import gold_of, problem_of
+from surefoot.system.hashing import sha256_bytes
 
 IDLE_SHARE = 0.05
 """Doing nothing may earn this share of what the right answer earns."""
@@ -457,7 +457,9 @@ def _probe_kind(
 ) -> KindReport:
     golds = {task.id: gold for task in tasks if (gold := gold_answer(kind, task)) is not None}
     report = KindReport(kind, without_gold=len(tasks) - len(golds))
-    chosen = sorted((task for task in tasks if task.id in golds), key=lambda task: _digest(task.id))[:per_kind]
+    chosen = sorted(
+        (task for task in tasks if task.id in golds), key=lambda task: sha256_bytes(task.id, errors="surrogatepass")
+    )[:per_kind]
     report.tasks = len(chosen)
     if not chosen:
         return report
@@ -552,10 +554,6 @@ def _number(value: float | None) -> str:
 
 def _prompt_text(task: Task) -> str:
     return " ".join(str(message.get("content") or "") for message in task.messages())
-
-
-def _digest(name: str) -> Any:
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
 
 
 __all__ = ["ProbeReport", "Score", "Scored", "probe_reward"]

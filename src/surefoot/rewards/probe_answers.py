@@ -9,7 +9,6 @@ Read next: `probe.py`, which asks a reward about them.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -17,6 +16,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from surefoot.rewards.verifiers.math import PlainNumber, read_number, same_number
+from surefoot.system.hashing import sha256_of
 
 HINTS = {
     "not the answer": "the gold answer is searched for inside the text",
@@ -160,7 +160,7 @@ def _noise(question: str) -> Iterator[Trap]:
     """Meaningless words without end, to fill up."""
     number = 0
     while True:
-        digest = hashlib.sha256(f"{number}/{question}".encode("utf-8", "surrogatepass")).hexdigest()
+        digest = sha256_of(f"{number}/{question}", errors="surrogatepass")
         yield Trap("noise", " ".join(re.findall(r"[a-f]{2,}", digest)) or digest)
         number += 1
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from surefoot.runtime.rollout import RolloutCollector
 from surefoot.runtime.sampler import AsyncSampler
 from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec
 from surefoot.runtime.threads import EventLoopThread
+from surefoot.system.hashing import sha256_of_sized
 from surefoot.tools.parsing import TOOL_CALL
 from surefoot.tools.session import ToolEnvironment
 from surefoot.tools.toolkits import fingerprint
@@ -285,27 +285,19 @@ def run_fingerprint(ready: Prepared, tools: Sequence[ToolSpec] = ()) -> dict[str
     """Digests of what a run begins with."""
     identity = {
         "train_sha256": _train_digest(ready.train),
-        "heldout_sha256": _digest(task.id.encode() for task in ready.heldout),
-        "weights_sha256": _digest(_weight_bytes(ready.policy)),
+        "heldout_sha256": sha256_of_sized(task.id.encode() for task in ready.heldout),
+        "weights_sha256": sha256_of_sized(_weight_bytes(ready.policy)),
     }
     if ready.eval_sets:
         answered = (piece for each in ready.eval_sets for piece in (each.name, *(task.id for task in each.tasks)))
-        identity["eval_sets_sha256"] = _digest(piece.encode() for piece in answered)
+        identity["eval_sets_sha256"] = sha256_of_sized(piece.encode() for piece in answered)
     return identity | ({"tools_sha256": fingerprint(tools)} if tools else {})
 
 
 def _train_digest(train: Sequence[Task]) -> str:
     """Of what is trained on; a streamed file knows its own."""
     known = getattr(train, "fingerprint", None)
-    return known if isinstance(known, str) else _digest(task.id.encode() for task in train)
-
-
-def _digest(pieces: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(len(piece).to_bytes(8, "little"))
-        digest.update(piece)
-    return digest.hexdigest()
+    return known if isinstance(known, str) else sha256_of_sized(task.id.encode() for task in train)
 
 
 def _weight_bytes(policy: Policy) -> Iterator[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from surefoot.rewards.rules import EvalSet, GradingRules, Judges
 from surefoot.run.arguments import ROWS, Rows, arguments
 from surefoot.run.tasks import Large, near_mode, open_large, refuse_too_few, streamed_border
 from surefoot.system.environment import check_named
+from surefoot.system.hashing import sha256_bytes
 from surefoot.system.user_code import load_function
 from surefoot.tools.mcp.servers import read_servers
 from surefoot.tools.session import ToolLimits, turns_of
@@ -120,7 +120,7 @@ def heldout_all(heldout: Sequence[Task], sets: Sequence[OwnSet]) -> tuple[Task, 
 
 def chosen(tasks: Sequence[Task], most: int) -> tuple[Task, ...]:
     """At most so many tasks, by hash of their ids."""
-    return tuple(sorted(tasks, key=lambda task: hashlib.sha256(task.id.encode()).digest())[:most])
+    return tuple(sorted(tasks, key=lambda task: sha256_bytes(task.id))[:most])
 
 
 def judged_by(own: OwnSet, metric: str | None, run: Judges, scorer: str | None, *, functions_given: bool) -> EvalSet:

@@ -7,7 +7,6 @@ Promises   what cannot be read is refused or passed over by name, never taken fo
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from surefoot.storage.files import atomic_write
 from surefoot.storage.journal import Journal
 from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import EXTENDED, LEDGER, extensions, read_accounting
+from surefoot.system.hashing import sha256_of
 from surefoot.tracking.log import read_metrics
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def write_extension(keeper: RunStore, extension: Extension, version: int) -> Non
     record: dict[str, Any] = {
         "event": EXTENDED, "step": keeper.ledger.step, "from": extension.former.max_steps,
         "to": extension.loaded.config.max_steps, "learning_rate": list(extension.rates(version)),
-        "before_sha256": _sha256(keeper.folder.read_config()), "config_sha256": _sha256(text.encode()),
+        "before_sha256": sha256_of(keeper.folder.read_config()), "config_sha256": sha256_of(text),
         "config": text,
     }  # fmt: skip
     keeper.journal.append(record)
@@ -119,9 +119,9 @@ def finish_extension(folder: RunFolder) -> None:
         return
     with Journal.open(path, readonly=True) as journal:
         told = extensions(journal, whole=True)
-    if told and _sha256(folder.read_config()) == told[-1].get("before_sha256"):
+    if told and sha256_of(folder.read_config()) == told[-1].get("before_sha256"):
         text = str(told[-1].get("config"))
-        if _sha256(text.encode()) != told[-1].get("config_sha256"):
+        if sha256_of(text) != told[-1].get("config_sha256"):
             raise StateError(
                 f"{path}: the extension to {told[-1].get('to')} steps is not whole",
                 "nobody knows what the run is to be",
@@ -143,10 +143,6 @@ def _rate(config: Config, step: int) -> float:
         step, peak=config.learning_rate, kind=config.lr_scheduler_type, warmup_steps=config.warmup_steps,
         max_steps=config.max_steps,
     )  # fmt: skip
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 # -- An interrupted run goes on: the newest good checkpoint, then the journaled steps after it once more

@@ -12,7 +12,6 @@ Read next: `resume.py`, which brings the learner to the same step.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import time
@@ -32,12 +31,14 @@ from surefoot.storage.batches import BatchLog
 from surefoot.storage.checkpoints import checkpoints_by_step, newest_are_good, prune, sweep
 from surefoot.storage.environment import refuse_hidden
 from surefoot.storage.failpoints import failpoint
-from surefoot.storage.files import atomic_write, storage_error, sync_folder, write_lines
+from surefoot.storage.files import atomic_write, storage_error, write_lines
 from surefoot.storage.journal import Journal
 from surefoot.storage.ledger import Ledger
 from surefoot.storage.lock import RunLock
 from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import LEDGER, RESUMED, assert_same_run, extensions, is_same_run
+from surefoot.system.files import sync_folder
+from surefoot.system.hashing import sha256_of
 from surefoot.system.heartbeat import tick
 from surefoot.tracking.log import MetricsLog, kind_of, metrics_until
 
@@ -61,7 +62,7 @@ class RunStore:
             self.journal = stack.enter_context(self._open_journal(folder.journal))
             self.batches = BatchLog(folder.journal)
             stack.callback(self.batches.close)
-            assert_same_run(self.journal, "config", {"config_sha256": hashlib.sha256(folder.read_config()).hexdigest()})
+            assert_same_run(self.journal, "config", {"config_sha256": sha256_of(folder.read_config())})
             self.ledger = Ledger.open(self.journal)
             self._files = stack.pop_all()
 
@@ -340,7 +341,7 @@ def is_as_told(folder: RunFolder, data: bytes) -> bool:
     path = folder.journal / LEDGER
     if not path.exists() and not path.is_symlink():
         return False
-    digest = hashlib.sha256(data).hexdigest()
+    digest = sha256_of(data)
     with Journal.open(path, readonly=True) as journal:
         changed = extensions(journal, whole=True)
         if changed and changed[-1].get("before_sha256") == digest:

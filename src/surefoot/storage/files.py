@@ -7,7 +7,6 @@ Never      overwrites a folder, follows a link at the final name, or retries a f
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -15,11 +14,14 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from surefoot.errors import StateError, StorageError
 from surefoot.storage.failpoints import failpoint
-from surefoot.system.files import descriptor_to_replace, open_plain
+from surefoot.system import files as system_files
+from surefoot.system.files import descriptor_to_replace, open_plain, sync_folder
+from surefoot.system.hashing import sha256_of, sha256_of_file
+from surefoot.system.json import parse
 
 # -- The list of a saved folder's files: written last, checked before anything else is read -------
 # Owns       the form of `manifest.json`: facts, files with size and SHA-256, and a digest of the list itself.
@@ -129,8 +131,8 @@ def verify_folder(folder: Path, *, unread: str = "") -> Manifest:
 def parse_json(path: Path, data: bytes) -> dict[str, Any]:
     """One JSON object as we write it: no key twice, no NaN, no depth that breaks the reader. Else a `StateError`."""
     try:
-        value = json.loads(data, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        value = parse(data)
+    except ValueError as error:
         raise refusal(path, f"it is not JSON as we write it ({str(error)[:200]})") from error
     if not isinstance(value, dict):
         raise refusal(path, "it does not hold a JSON object")
@@ -208,35 +210,19 @@ def _read(folder: Path) -> bytes:
 
 def _sha256_of_file(folder: Path, name: str, size: int) -> str:
     """Of the first `size` bytes and one more: a file that grew in the meantime has another hash."""
-    digest, left = hashlib.sha256(), size + 1
     try:
         with open_plain(folder / name) as file:
-            while left and (block := file.read(min(BLOCK, left))):
-                digest.update(block)
-                left -= len(block)
+            return sha256_of_file(file, size + 1)
     except OSError as error:
         _refuse(folder, f"has {name}, which cannot be read: {error.strerror or error}")
-    return digest.hexdigest()
 
 
 def _digest(body: Mapping[str, Any]) -> str:
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return sha256_of(json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False))
 
 
 def _text(body: Mapping[str, Any]) -> str:
     return json.dumps(body, indent=2, allow_nan=False) + "\n"
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a key comes twice")
-    return made
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
 
 
 def _few(names: object) -> str:
@@ -254,18 +240,21 @@ def _refuse(folder: Path, what: str, why: str = "a saved state is trusted whole 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
     """Replace `path` by `data` in one step, durably."""
-    payload = data.encode("utf-8") if isinstance(data, str) else data
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         failpoint("durable.before_write")
-        _write_new(temporary, payload)
-        os.replace(temporary, path)
-        failpoint("durable.after_rename")
-        sync_folder(path.parent)
+        system_files.atomic_write(path, data, passed=_durable_failpoint)
         failpoint("durable.done")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise storage_error(path, error) from error
+
+
+def _durable_failpoint(stage: system_files.Written) -> None:
+    if stage == "written":
+        failpoint("durable.after_write")
+    elif stage == "synced":
+        failpoint("durable.after_sync")
+    else:
+        failpoint("durable.after_rename")
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -325,15 +314,6 @@ def commit_folder(
     return final
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def storage_error(path: Path, error: OSError) -> StorageError:
     """The disk's own words, with the path."""
     return StorageError(
@@ -343,31 +323,13 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     )
 
 
-def _write_new(path: Path, data: bytes) -> None:
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        failpoint("durable.after_write")
-        os.fsync(file.fileno())
-    failpoint("durable.after_sync")
-
-
 def _seal(path: Path, known: ManifestEntry | None = None) -> dict[str, Any]:
     """Size and SHA-256 of one file, after its bytes are on the disk and its rights are narrow."""
     path.chmod(0o600)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        found = ManifestEntry(os.fstat(file.fileno()).st_size, known.sha256 if known else _sha256_of_written(file))
+        found = ManifestEntry(os.fstat(file.fileno()).st_size, known.sha256 if known else sha256_of_file(file))
         if known is not None and known != found:
             raise OSError(f"{path.name} has {found.size} bytes, {known.size} were written")
         failpoint("folder.after_seal")
         return asdict(found)
-
-
-def _sha256_of_written(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()

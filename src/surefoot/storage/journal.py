@@ -27,7 +27,9 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from surefoot.errors import StateError, StorageError
 from surefoot.storage.failpoints import failpoint
-from surefoot.storage.files import atomic_write, storage_error, sync_folder
+from surefoot.storage.files import atomic_write, storage_error
+from surefoot.system.files import sync_folder
+from surefoot.system.json import decoder
 
 # -- The file under a journal: what a journal asks of it, and the real one ------------------------
 
@@ -141,12 +143,8 @@ HEADER_BYTES = _HEADER.size
 HEAD_BYTES = _HEAD.size
 
 
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
-
-
 _ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":"))
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+_DECODER = decoder(repeated=True)  # a CRC checks the bytes and our encoder repeats no key: no look at each of them
 
 
 class Head(NamedTuple):

@@ -14,7 +14,6 @@ Read next: `ledger.py` for the rules, `ledger_records.py` for the nouns.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +43,7 @@ from surefoot.storage.ledger_records import (
     read_visit,
     status_row,
 )
+from surefoot.system.hashing import sha256_of
 
 # -- What the ledger knows at one moment, and which events may follow -----------------------------
 # Owns       every planned item's status, and the order of the queue.
@@ -430,7 +430,7 @@ class Ledger:
 
     def digest(self) -> str:
         """SHA-256 of everything in the account: equal digests, equal ledgers."""
-        return hashlib.sha256(json.dumps(self._state.as_data()).encode()).hexdigest()
+        return sha256_of(json.dumps(self._state.as_data()))
 
     # -- how ------------------------------------------------------------------------
 

@@ -33,8 +33,8 @@ from surefoot.config.load import RUN_NAME
 from surefoot.errors import ConfigError, SecurityError, StateError
 from surefoot.records import Verdict
 from surefoot.storage.environment import config_text
-from surefoot.storage.files import atomic_write, commit_folder, storage_error, sync_folder, write_json
-from surefoot.system.files import linked, read_plain
+from surefoot.storage.files import atomic_write, commit_folder, storage_error, write_json
+from surefoot.system.files import linked, read_plain, sync_folder
 from surefoot.system.text import printable, redact_values
 
 __all__ = ["RunFolder", "atomic_write", "commit_folder"]
@@ -49,7 +49,8 @@ FILES = (
     "timeline.jsonl",
     "lock",
 )
-TEMPORARY = re.compile(r"\.[a-z_.]+\.[0-9]+\.tmp")
+TEMPORARY = re.compile(r"\.[a-z_.]+(\.[0-9a-f]{8})?\.[0-9]+\.tmp")
+"""Left by an atomic write that was killed; the first edition wrote no middle part."""
 CONFIG_BYTES = 1_000_000
 RECORD_BYTES = 16_000_000
 """Longest config.toml, and longest verdict.json or environment.json, that is read."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib.util
 import sys
 import traceback
@@ -13,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from surefoot.errors import RewardError
+from surefoot.system.hashing import sha256_of
 
 
 def load_function(spec: str, base: Path, what: str = "reward") -> Callable[..., Any]:
@@ -57,7 +57,7 @@ def load_function(spec: str, base: Path, what: str = "reward") -> Callable[..., 
 
 def _load(path: Path) -> ModuleType:
     """Run a reward file once as a module of its own; its folder is searched for what it imports."""
-    name = f"surefoot_reward_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"surefoot_reward_{path.stem}_{sha256_of(str(path))[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -9,7 +9,6 @@ Read next: `tools/mcp/toolkit.py`, `python_tools.py`, `trl_environment.py`, `cas
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.errors import ToolError
 from surefoot.protocols import ToolAnswer, Toolbox, Toolkit, ToolSpec
 from surefoot.records import Task
+from surefoot.system.hashing import sha256_of
 from surefoot.system.user_code import load_function
 from surefoot.tools.session import ToolLimits
 
@@ -134,7 +134,7 @@ def _loaded(source: Any) -> Any:
 def fingerprint(specs: Sequence[ToolSpec]) -> str:
     """SHA-256 over what the policy is offered: names, descriptions and arguments."""
     rows = sorted([spec.name, spec.description, spec.parameters] for spec in specs)
-    return hashlib.sha256(json.dumps(rows, sort_keys=True, default=dict).encode()).hexdigest()
+    return sha256_of(json.dumps(rows, sort_keys=True, default=dict))
 
 
 class JoinedToolkit:

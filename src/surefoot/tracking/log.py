@@ -21,6 +21,7 @@ from typing import Any
 
 from surefoot.errors import NumericsError, StateError, StorageError
 from surefoot.system.files import APPEND, TooLongError, bounded_lines, open_plain, plain_descriptor
+from surefoot.system.json import parse
 from surefoot.tracking.metrics import lookup
 
 Row = dict[str, float]
@@ -164,8 +165,8 @@ def _lines(path: Path, why: str) -> Iterator[bytes]:
 def _parse(path: Path, number: int, data: bytes) -> Row:
     line = data[:-1].decode("utf-8", errors="surrogateescape")
     try:
-        row = json.loads(line, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        row = parse(line)
+    except ValueError as error:
         raise _corrupt(path, number, str(error)) from error
     if not isinstance(row, dict) or next(iter(row), None) != "step":
         raise _corrupt(path, number, "not an object that begins with step")
@@ -175,17 +176,6 @@ def _parse(path: Path, number: int, data: bytes) -> Row:
     if not isinstance(row["step"], int) or row["step"] < 0:
         raise _corrupt(path, number, "step is not a whole number from 0")
     return row
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return row
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
 
 
 def _corrupt(path: Path, number: int, why: str) -> StateError:

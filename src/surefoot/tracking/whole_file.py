@@ -6,24 +6,17 @@ missing, and nobody resumes from it. What a run resumes from goes through the st
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from surefoot.errors import StateError, StorageError
-from surefoot.system.files import TooLongError, read_plain
+from surefoot.system.files import TooLongError, atomic_write, read_plain
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Put `data` at `path` in one step, 0600; what the disk refuses is a `StorageError`, and leaves nothing behind."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
+        atomic_write(path, data, durable=False)
     except OSError as error:
-        _forget(temporary)
         raise StorageError(
             f"{path} could not be written: {error.strerror or error}",
             "the disk or the folder's rights refused it",
@@ -45,10 +38,3 @@ def read_bounded(path: Path, limit: int) -> bytes | None:
         raise StateError(
             f"{path} cannot be read: {error.strerror or error}", "it is part of the run", "check the run folder"
         ) from error
-
-
-def _forget(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return  # the folder itself is gone or closed to us: the error that is raised says so

@@ -39,7 +39,7 @@ def test_a_crash_at_any_step_leaves_the_old_file_and_no_litter(
     def fail(*words: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, step, fail)
+    monkeypatch.setattr(os, step, fail)
     with pytest.raises(OSError, match="No space"):
         write_atomic(path, "new")
     assert path.read_text() == "old"

@@ -121,7 +121,7 @@ def test_of_several_checkpoints_the_last_one_is_read_and_told(tmp_path: Path) ->
         ("metrics.json", "{}", "no recorded value"),
         ("metrics.json", '{"loss": {}}', "no recorded value"),
         ("metrics.json", "3", "neither"),
-        ("metrics.json", '{"loss": {"1": 1, "1": 2}}', "there twice"),
+        ("metrics.json", '{"loss": {"1": 1, "1": 2}}', "there more than once"),
         ("metrics.json", '{"loss": {"1": 1, "01": 2}}', "two spellings"),
         ("metrics.json", '{"a":' * 100_000, "not JSON"),
         ("metrics.json", "\udcff", "not JSON"),
@@ -130,7 +130,7 @@ def test_of_several_checkpoints_the_last_one_is_read_and_told(tmp_path: Path) ->
         ("log.jsonl", '{"loss": 1}\n', "without any of step"),
         ("log.jsonl", '{"step": 1}\n', "no recorded value"),
         ("log.jsonl", "not json\n", "line 1"),
-        ("log.jsonl", '{"step": 1, "a": 1, "a": 2}\n', "there twice"),
+        ("log.jsonl", '{"step": 1, "a": 1, "a": 2}\n', "there more than once"),
         ("trainer_state.json", '{"log_history": []}', "no recorded value"),
     ],
 )

@@ -152,11 +152,12 @@ def test_batches_behind_a_checkpoint_that_is_damaged_stay_even_when_nothing_is_p
 
 def test_what_an_interrupted_write_left_is_swept(tmp_path: Path) -> None:
     folder = begin(tmp_path)
-    (folder.root / ".verdict.json.123.tmp").write_text("{")
+    for name in (".verdict.json.123.tmp", ".status.json.0a1b2c3d.123.tmp"):  # of the first edition, and of this one
+        (folder.root / name).write_text("{")
     (folder.root / "checkpoints/.step_3.partial").mkdir()
     (folder.root / "mine.tmp").write_text("stays")
     keeper = keep(folder)
-    assert sorted(keeper.swept) == [".step_3.partial", ".verdict.json.123.tmp"]
+    assert sorted(keeper.swept) == [".status.json.0a1b2c3d.123.tmp", ".step_3.partial", ".verdict.json.123.tmp"]
     assert (folder.root / "mine.tmp").exists()
 
 

@@ -12,7 +12,6 @@ import logging
 import os
 import struct
 import tempfile
-import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from surefoot.data.task_format import category_of, complexity_of, tool_problems
 from surefoot.data.tasks import task_bytes
 from surefoot.errors import StorageError, TaskError
 from surefoot.records import Task
-from surefoot.storage.files import sync_folder
+from surefoot.system.files import atomic_file
 from surefoot.system.heartbeat import tick
 
 SORT_PAIR = struct.Struct("<QQ")
@@ -106,11 +105,10 @@ def build_index(
         fingerprint: asked before and after: a file that changes while it is read is refused.
     """
     before = fingerprint()
-    temporary = target.with_name(f".{target.name}.{threading.get_ident():x}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _sweep(target)
-        with temporary.open("wb") as out, contextlib.ExitStack() as stack:
+        with atomic_file(target, mode=0o666) as out, contextlib.ExitStack() as stack:
             out.write(MAGIC)
             build = _Build(source, out, target.parent, form, max_bad_rows)
             stack.callback(build.close)
@@ -118,18 +116,11 @@ def build_index(
             build.finish(before)
             if (after := fingerprint()) != before:
                 raise changed(source.name, before, after)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, target)
-        sync_folder(target.parent)
     except OSError as error:
         raise StorageError(
             f"{target} could not be written: {error.strerror or error}", "the index of a task file lies there",
             "free some space, or give cache_dir a folder that you may write to",
         ) from error  # fmt: skip
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def _sweep(target: Path) -> None:
@@ -281,9 +272,7 @@ class _Build:
                 first.setdefault(task_id, number)
 
     def _row(self, number: int) -> tuple[int, ...]:
-        with Path(self.out.name).open("rb") as file:
-            file.seek(len(MAGIC) + ROW.size * number)
-            return ROW.unpack(file.read(ROW.size))
+        return ROW.unpack(os.pread(self.out.fileno(), ROW.size, len(MAGIC) + ROW.size * number))
 
     def _place(self, number: int) -> str:
         """`file:line`, counted only now that somebody asks."""

@@ -9,7 +9,6 @@ Read next: `build.py`.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import itertools
 import os
@@ -42,6 +41,7 @@ from surefoot.data.on_disk.rows import RowFile, spool_parquet, spool_rows
 from surefoot.errors import ConfigError, StateError, TaskError
 from surefoot.records import Task
 from surefoot.storage.files import storage_error
+from surefoot.system.hashing import sha256_of
 
 HIDDEN = ".surefoot"
 """The folder beside a task file that holds its index; it may be removed at any time."""
@@ -262,7 +262,7 @@ def _slug(name: str) -> str:
 
 
 def _short(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:10]
+    return sha256_of(text, errors="surrogateescape")[:10]
 
 
 # -- `StreamingDataset`: tasks by the million, one seek away, none of them in memory --------------

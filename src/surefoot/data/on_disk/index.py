@@ -14,7 +14,6 @@ Read next: `build.py`, which writes it; `dataset.py`, which reads it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
@@ -23,10 +22,12 @@ import weakref
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from surefoot.errors import StateError, TaskError
+from surefoot.system.hashing import sha256_number, sha256_of, sha256_of_file
 
 MAGIC = b"SFTASKS1"
 VERSION = 1
@@ -79,7 +80,7 @@ class Footer:
 
 def id_hash(task_id: str) -> int:
     """64 bits that are the same in every process: the number that `heldout.is_heldout` compares."""
-    return int.from_bytes(hashlib.sha256(task_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+    return sha256_number(task_id, errors="surrogatepass")
 
 
 def file_fingerprint(path: Path, *, full: bool = False) -> str:
@@ -88,13 +89,13 @@ def file_fingerprint(path: Path, *, full: bool = False) -> str:
         with path.open("rb") as file:
             facts = os.fstat(file.fileno())
             if full:
-                return f"{facts.st_size} bytes, sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
-            digest = hashlib.sha256(file.read(_ENDS))
+                return f"{facts.st_size} bytes, sha256 {sha256_of_file(file)}"
+            first = file.read(_ENDS)
             file.seek(max(0, facts.st_size - _ENDS))
-            digest.update(file.read(_ENDS))
+            ends = sha256_of([first, file.read(_ENDS)])
     except OSError as error:
         raise unreadable(path.name, error) from error
-    return f"{facts.st_size} bytes, mtime {facts.st_mtime_ns}, ends {digest.hexdigest()[:32]}"
+    return f"{facts.st_size} bytes, mtime {facts.st_mtime_ns}, ends {ends[:32]}"
 
 
 def unreadable(name: str, error: OSError) -> TaskError:
@@ -304,10 +305,9 @@ class StoredRows:
     def identity(self, whole: str) -> str:
         """Over the data set and every row number; asked once."""
         if self._identity is None or self._identity[0] != whole:
-            digest = hashlib.sha256(whole.encode())
-            for start in range(0, self._count, _ROWS_AT_ONCE):
-                digest.update(self._read(start, min(_ROWS_AT_ONCE, self._count - start)))
-            self._identity = whole, digest.hexdigest()
+            starts = range(0, self._count, _ROWS_AT_ONCE)
+            rows = (self._read(start, min(_ROWS_AT_ONCE, self._count - start)) for start in starts)
+            self._identity = whole, sha256_of(chain([whole.encode()], rows))
         return self._identity[1]
 
     def _read(self, position: int, count: int) -> bytes:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import os
-import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +23,8 @@ from surefoot.data.files import RowProblem, parquet_rows, parse_row, row_task
 from surefoot.data.task_format import kind
 from surefoot.errors import SurefootError, TaskError
 from surefoot.records import Task
-from surefoot.storage.files import storage_error, sync_folder
+from surefoot.storage.files import storage_error
+from surefoot.system.files import atomic_file
 from surefoot.system.heartbeat import tick
 
 BOM = b"\xef\xbb\xbf"
@@ -229,10 +228,9 @@ def spool_parquet(path: Path, target: Path) -> None:
 
 def spool_rows(rows: Iterable[object], target: Path, name: str) -> None:
     """Write rows to `target`, one JSON object a line."""
-    temporary = target.with_name(f".{target.name}.{threading.get_ident():x}.{os.getpid()}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with temporary.open("wb", buffering=1 << 20) as out:
+        with atomic_file(target, mode=0o666) as out:
             size = 0
             for number, row in enumerate(_each(rows, name)):
                 size += out.write(_line(row) + b"\n")
@@ -240,14 +238,8 @@ def spool_rows(rows: Iterable[object], target: Path, name: str) -> None:
                     raise _endless(name, number)
                 if number % _BEAT_ROWS == 0:
                     tick(f"reading {name}, row {number}")
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, target)
-        sync_folder(target.parent)
     except OSError as error:
         raise storage_error(target, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _each(rows: Iterable[object], name: str) -> Iterable[object]:

@@ -10,7 +10,6 @@ Read next: `data/order.py`, why nothing has to be stored.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -39,6 +38,7 @@ from surefoot.data.tasks import HeldoutGate, canonical, fingerprint
 from surefoot.errors import TaskError
 from surefoot.records import Task
 from surefoot.storage.files import write_json
+from surefoot.system.hashing import sha256_of
 from surefoot.system.heartbeat import tick
 
 _CHECKED_AT_ONCE = 1000
@@ -246,7 +246,7 @@ def _key(data: StreamingDataset, train: StreamingDataset, evaluated: Sequence[Ta
     """Everything that the outcome depends on: every task, which of them are trained on and evaluated, the measure."""
     asked = [(known, content.prompt) for known, content in contents_of(evaluated)]
     parts = (RULES, THRESHOLD, data.fingerprint, train.fingerprint, asked)
-    return hashlib.sha256(canonical(parts).encode("utf-8", "surrogatepass")).hexdigest()
+    return sha256_of(canonical(parts), errors="surrogatepass")
 
 
 def _kept(note: Path, key: str, data: StreamingDataset) -> dict[int, Leak] | None:

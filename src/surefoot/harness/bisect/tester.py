@@ -19,7 +19,6 @@ Never      turns what it can see to be a failure of the surroundings into a bad 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
@@ -40,6 +39,7 @@ from surefoot.harness.bisect.options import BisectOptions
 from surefoot.harness.bisect.repository import BAD, GOOD, SKIP, Repository, Stop
 from surefoot.harness.bisect.selfcopy import OURS
 from surefoot.harness.git import GitError
+from surefoot.system.hashing import sha256_number, sha256_of
 
 # -- The environment of a commit: rebuilt when what it depends on changed, kept when it did not ---
 # Owns       virtual environments under `--venv-cache`, one per content of the lock and dependency files.
@@ -105,11 +105,9 @@ class Environments:
 
 def lock_hash(tree: Path) -> str:
     """16 hex digits of the lock and dependency files at the root of `tree`, names and contents."""
-    digest = hashlib.sha256()
-    for path in sorted({path for pattern in LOCK_FILES for path in tree.glob(pattern) if path.is_file()}):
-        content = path.read_bytes()
-        digest.update(f"{path.name}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()[:16]
+    paths = sorted({path for pattern in LOCK_FILES for path in tree.glob(pattern) if path.is_file()})
+    files = ((path.name, path.read_bytes()) for path in paths)
+    return sha256_of(f"{name}\0{len(content)}\0".encode() + content for name, content in files)[:16]
 
 
 # -- Run the command at a commit, and say what its exit code means --------------------------------
@@ -322,4 +320,4 @@ class Tester:
 
 def _seed(commit: str, number: int) -> int:
     """Different for each sample of each commit, the same in every repetition of the bisect."""
-    return int.from_bytes(hashlib.sha256(f"{commit}/{number}".encode()).digest()[:4], "big") >> 1
+    return sha256_number(f"{commit}/{number}", size=4) >> 1

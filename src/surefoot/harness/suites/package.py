@@ -13,7 +13,6 @@ import re
 import socket
 import struct
 import tarfile
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 from surefoot.errors import ConfigError, StateError
 from surefoot.harness import git
 from surefoot.harness.files import read_json
+from surefoot.system.files import atomic_file
 
 # -- TensorBoard event files as bytes: read record by record, replace text of equal length, keep the checksums right
 # record = length (8 bytes) | masked CRC of length (4) | data | masked CRC of data (4)
@@ -231,20 +231,14 @@ def _recorded(path: Path) -> str | None:
 def _write(target: Path, members: dict[str, bytes]) -> None:
     """The archive, complete or not there; a tarball that appears meanwhile is not replaced."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with atomic_file(target, overwrite=False) as file:
             with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
                 with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
                     for member, data in sorted(members.items()):
                         entry = tarfile.TarInfo(member)  # owner, group and time are 0 and nobody's
                         entry.size, entry.mode = len(data), 0o644
                         archive.addfile(entry, io.BytesIO(data))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.link(name, target)
+            os.fchmod(file.fileno(), 0o644)  # a release is for everybody, whatever the umask says
     except FileExistsError as error:
         raise StateError(f"{target} exists", "a release is made once", "move it away, or use another -o") from error
-    finally:
-        Path(name).unlink(missing_ok=True)

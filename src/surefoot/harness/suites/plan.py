@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
-import hashlib
 import json
 import os
 import re
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,8 @@ from surefoot.errors import StateError
 from surefoot.harness import git
 from surefoot.harness.files import read_json, write_atomic, write_json
 from surefoot.harness.suites.manifest import DEFAULT_COMMAND, Recipe, Suite
+from surefoot.system.files import atomic_folder
+from surefoot.system.hashing import sha256_of
 
 # -- A copy of the code that runs: named by commit and dirty hash, whole or not there, never other code than it says
 # Owns       FOLDER/COMMIT[-DIRTY]/ and the record beside it, FOLDER/COMMIT[-DIRTY].json.
@@ -66,9 +66,7 @@ def identify(root: Path) -> Code:
     for name in _submodules(top):  # git's own diff tells that a submodule has edits, not which
         parts.append(f"{name} {git.head(top / name)} {git.dirty_hash(top / name)}")
     clean = parts[0] == "" and all(part.endswith(" None") for part in parts[1:])
-    return Code(
-        commit, None if clean else hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:12]
-    )
+    return Code(commit, None if clean else sha256_of("\n".join(parts), errors="surrogateescape")[:12])
 
 
 def take_snapshot(root: Path, code: Code, folder: Path) -> Path:
@@ -122,16 +120,11 @@ def _is_intact(target: Path, digest: str) -> bool:
 
 def _copy(files: dict[str, Path], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    half = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
+    with atomic_folder(target) as half:
         for name, path in files.items():
             copy = half / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, copy, follow_symlinks=False)
-        os.replace(half, target)
-    except BaseException:
-        shutil.rmtree(half, ignore_errors=True)
-        raise
 
 
 def _files(top: Path) -> dict[str, Path]:
@@ -175,14 +168,14 @@ def _present(target: Path) -> dict[str, Path]:
 
 def _digest(files: dict[str, Path]) -> str:
     """Names, kinds and contents of files as one hash."""
-    digest = hashlib.sha256()
-    for name, path in sorted(files.items()):
-        mode = path.lstat().st_mode
-        kind = "link" if stat.S_ISLNK(mode) else "run" if mode & 0o100 else "file"
-        content = os.fsencode(os.readlink(path)) if kind == "link" else path.read_bytes()
-        digest.update(f"{kind} {len(content)} {name}\0".encode(errors="surrogateescape"))
-        digest.update(content)
-    return digest.hexdigest()
+    return sha256_of(piece for name, path in sorted(files.items()) for piece in _pieces(name, path))
+
+
+def _pieces(name: str, path: Path) -> tuple[bytes, bytes]:
+    mode = path.lstat().st_mode
+    kind = "link" if stat.S_ISLNK(mode) else "run" if mode & 0o100 else "file"
+    content = os.fsencode(os.readlink(path)) if kind == "link" else path.read_bytes()
+    return f"{kind} {len(content)} {name}\0".encode(errors="surrogateescape"), content
 
 
 # -- What a suite will do: trials (one recipe, one seed), their commands and folders, and what they cost
@@ -287,8 +280,8 @@ def config_hash(trial: Trial) -> str:
     }  # fmt: skip
     facts |= {"env": dict(recipe.env), "seed": trial.seed, "extra_args": trial.extra_args}
     if recipe.config is not None:
-        facts["config"] = hashlib.sha256(_read(trial.root / recipe.config)).hexdigest()
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        facts["config"] = sha256_of(_read(trial.root / recipe.config))
+    return sha256_of(json.dumps(facts, sort_keys=True))[:16]
 
 
 def _with_defaults(recipe: Recipe) -> tuple[str, ...]:

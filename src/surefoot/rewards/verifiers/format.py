@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from surefoot.errors import RewardError
 from surefoot.rewards.verifiers.final_answer import without_reasoning
+from surefoot.system.json import parse
 
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 _SENTENCE_END = re.compile(r"(?<![.!?\u3002])[.!?\u3002]++(?=\s|$)")
@@ -71,13 +72,9 @@ def parsed_json(text: str) -> Any:
     text = text.strip()
     fence = _FENCE.match(text)
     try:
-        return ... if len(text) > _JSON_CAP else json.loads(fence[1] if fence else text, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+        return ... if len(text) > _JSON_CAP else parse(fence[1] if fence else text, repeated=True)
+    except ValueError:
         return ...
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _marked(text: str, left: str, right: str) -> int:
@@ -326,8 +323,8 @@ def _instruction(name: str, given: Mapping[str, Any]) -> RequestedCheck:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse(text)
+    except ValueError as error:
         raise _refusal(f"checks is a text that is not JSON: {text[:60]!r}", "shapes", ["a list of checks"]) from error
 
 
