@@ -240,6 +240,8 @@ class GuardConfig(Table):
 
 MICROBATCH_TOKENS = 4096
 """With microbatch_size = 0, whole groups are put into one forward pass up to this many tokens."""
+PARITY_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.2}
+"""dtype -> what `parity_tolerance` is when it is left out, in nats."""
 
 
 class Config(Table):

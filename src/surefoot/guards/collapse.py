@@ -37,13 +37,13 @@ from surefoot.guards.collapse_rules import (
     whole,
 )
 from surefoot.guards.noise import ROUNDING
+from surefoot.system.text import sparkline
 
 # -- Two curves in text, for the moment when a run is stopped -------------------------------------
 
 
 MOST = 512
 """Points that are kept; beyond it neighbours are averaged and each point stands for twice as many values."""
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
@@ -78,19 +78,13 @@ class ThinnedCurve:
         """`held-out  0.810 ▇█▆▃▁ 0.220  (0.220 to 0.830)`: first value, picture, last value, range."""
         values = _squeezed([*self.points, self.pending] if self.waiting else self.points, width)
         span = f"({self.low:.3f} to {self.high:.3f})"
-        return f"{name:<9} {self.first:>6.3f} {_bars(values)} {self.last:<6.3f} {span}"
+        return f"{name:<9} {self.first:>6.3f} {sparkline(values, width)} {self.last:<6.3f} {span}"
 
 
 def _squeezed(values: Sequence[float], width: int) -> list[float]:
     count = min(width, len(values))
     cuts = [len(values) * i // count for i in range(count + 1)] if count else [0]
     return [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
-
-
-def _bars(values: Sequence[float]) -> str:
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] for value in values)
 
 
 # -- What a guard thinks after one evaluation: numbers to log, and the error that a strict stop raises

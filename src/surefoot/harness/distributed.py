@@ -16,12 +16,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.errors import ConfigError, SurefootError
+from surefoot.system.deadline import Deadline
 
 Target = Callable[[], object] | Path | str | Sequence[str]
 _TAIL = 30
@@ -136,10 +136,10 @@ class DistributedRunner:
         ended: queue.Queue[tuple[int, int]] = queue.Queue()
         for rank, process in enumerate(ranks):
             threading.Thread(target=lambda r=rank, p=process: ended.put((r, p.wait())), daemon=True).start()
-        running, deadline = set(range(len(ranks))), time.monotonic() + timeout
+        running, deadline = set(range(len(ranks))), Deadline(timeout)
         while running:
             try:
-                rank, code = ended.get(timeout=max(0.0, deadline - time.monotonic()))
+                rank, code = ended.get(timeout=deadline.left)
             except queue.Empty:
                 raise _too_late(sorted(running), logs, timeout) from None
             running.discard(rank)

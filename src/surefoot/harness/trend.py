@@ -26,9 +26,9 @@ from surefoot.harness.files import read_json
 from surefoot.harness.series import TAG, is_unavailable
 from surefoot.harness.tables import table
 from surefoot.records import Verdict
+from surefoot.system.text import sparkline
 
 NEEDED, DEFAULT_LAST = 8, 20
-_BARS = "▁▂▃▄▅▆▇█"
 _MISSING = object()
 
 
@@ -77,7 +77,7 @@ class Trend:
             for point in self.points
         ]  # fmt: skip
         columns = ["Start time", "Commit", "Dirty", "Exit", "Value", "Flag"]
-        bars = sparkline([point.value for point in self.points])
+        bars = sparkline([point.value for point in self.points], 60)
         body = table(f"{self.test}  {self.metric}", columns, rows, width)
         return f"{body}\n{bars}\n{self.status}  {self.message}"
 
@@ -144,21 +144,6 @@ def flag(value: float, before: Sequence[float]) -> str:
 def limit(count: int) -> float:
     """How many scales away is a change, when the scale comes from `count` values."""
     return 2.6 + 31 / count
-
-
-def sparkline(values: Sequence[float | None], width: int = 60) -> str:
-    """The last `width` values as bars between their own extremes; a gap where there is no number."""
-    shown = list(values)[-width:]
-    numbers = [value for value in shown if value is not None]
-    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
-    top = len(_BARS) - 1
-
-    def bar(value: float | None) -> str:
-        if value is None:
-            return "?"
-        return _BARS[0] if low == high else _BARS[round((value / 2 - low / 2) / (high / 2 - low / 2) * top)]
-
-    return "".join(bar(value) for value in shown)
 
 
 def _trend(name: str, metric: str, history: SessionHistory, last: int) -> Trend:

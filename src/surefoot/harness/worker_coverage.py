@@ -35,6 +35,7 @@ from surefoot.harness.files import make_unseen, read_json, write_json
 from surefoot.harness.scrub import scrub
 from surefoot.harness.tables import table
 from surefoot.harness.worker_coverage_child import FOLDER
+from surefoot.system.deadline import Deadline
 
 if TYPE_CHECKING:
     from coverage import CoverageData
@@ -226,8 +227,8 @@ def _run_to_the_end(command: Sequence[str], environ: dict[str, str]) -> int:
 
 def _let_workers_finish(folder: Path, limit: float = 5.0) -> None:
     """Wait for processes that outlive the command by a moment, as Ray's do: they may still be saving."""
-    until = time.monotonic() + limit
-    while time.monotonic() < until:
+    deadline = Deadline(limit)
+    while not deadline.expired:
         waiting = [p for p in processes(folder) if p.touched and not p.ended]
         if not any(_is_alive(int(process.name.split("-")[0])) for process in waiting):
             return

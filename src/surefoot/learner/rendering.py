@@ -21,7 +21,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,6 +28,7 @@ from functools import lru_cache
 from typing import Any
 
 from surefoot.errors import ModelError
+from surefoot.system.deadline import Deadline
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -79,15 +79,14 @@ class _RenderChild:
         self._to, self._from = self._process.stdin, self._process.stdout
         os.set_blocking(self._to.fileno(), False)
 
-    def ask(self, question: bytes, ends: float) -> dict[str, Any]:
+    def ask(self, question: bytes, deadline: Deadline) -> dict[str, Any]:
         """The child's answer; OSError when it is gone, or silent for too long."""
         answer = bytearray()
         rest = memoryview(question)
         while not answer.endswith(b"\n"):
-            left = ends - time.monotonic()
-            if left <= 0:
+            if deadline.expired:
                 raise TimeoutError(f"nothing was heard of it for {PATIENCE_S:g} s")
-            readable, writable, _ = select.select([self._from], [self._to] if rest else [], [], left)
+            readable, writable, _ = select.select([self._from], [self._to] if rest else [], [], deadline.left)
             if writable:
                 rest = rest[os.write(self._to.fileno(), rest[:_AT_ONCE]) :]
             if readable:
@@ -139,7 +138,7 @@ def _answer(question: bytes) -> dict[str, Any]:
             _children.append(_RenderChild())
         child = _children[0]
         try:
-            return child.ask(question, time.monotonic() + PATIENCE_S)
+            return child.ask(question, Deadline(PATIENCE_S))
         except BaseException as error:
             _children.clear()  # it may still be busy with this question: the next one must not hear the answer
             code = child.end()

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 
 from surefoot.errors import ConfigError, ShapeError
 from surefoot.maths.logprobs import _align
-from surefoot.maths.losses import LossTerms
+from surefoot.maths.losses import LossTerms, require_shape
 
 __all__ = ["completion_logits", "distillation_loss", "live_mask", "refuse_misaligned"]
 
@@ -219,10 +220,8 @@ def _require_numbers(
         )
 
 
-def _require_shape(name: str, tensor: Tensor, expected: torch.Size) -> None:
-    if tensor.shape != expected:
-        raise ShapeError(
-            f"{name} has shape {tuple(tensor.shape)}, expected {tuple(expected)}",
-            "student and teacher are compared token by token; broadcasting would compare foreign ones",
-            "cut both with `completion_logits`, to the same number of completion tokens",
-        )
+_require_shape = partial(
+    require_shape,
+    why="student and teacher are compared token by token; broadcasting would compare foreign ones",
+    fix="cut both with `completion_logits`, to the same number of completion tokens",
+)

@@ -227,8 +227,8 @@ def kl_in_reward(
     sequence KL. Use either this or `LossSettings.beta`; both together penalise twice.
     """
     for name, tensor in (("ref_logp", ref_logp), ("mask", mask)):
-        _require_shape(name, tensor, logp.shape)
-    _require_shape("rewards", rewards, logp.shape[:1])
+        require_shape(name, tensor, logp.shape)
+    require_shape("rewards", rewards, logp.shape[:1])
     hidden = ~mask
     gap = (ref_logp - logp).detach().masked_fill(hidden, 0.0)
     return rewards - beta * estimate_kl(gap, estimator).sum(1)
@@ -377,8 +377,8 @@ def _require_inputs(
     named = {"old_logp": old_logp, "mask": mask, "ref_logp": ref_logp, "sampler_logp": sampler_logp}
     for name, tensor in named.items():
         if tensor is not None:
-            _require_shape(name, tensor, logp.shape)
-    _require_shape("advantages", advantages, logp.shape[:1])
+            require_shape(name, tensor, logp.shape)
+    require_shape("advantages", advantages, logp.shape[:1])
     if mask.dtype != torch.bool:
         raise ShapeError(f"mask has type {mask.dtype}", "masks select, they do not weigh", "pass a bool tensor")
     if settings.beta > 0 and ref_logp is None:
@@ -389,13 +389,19 @@ def _require_inputs(
         )
 
 
-def _require_shape(name: str, tensor: Tensor, expected: torch.Size) -> None:
+def require_shape(
+    name: str,
+    tensor: Tensor,
+    expected: torch.Size,
+    *,
+    why: str = "broadcasting would accept it and train on the wrong weights",
+    fix: str = "check how {name} was packed; see docs/maths.md",
+) -> None:
+    """Refuse another shape with a `ShapeError`; `{name}` in `fix` is the tensor's."""
     if tensor.shape != expected:
         raise ShapeError(
-            f"{name} has shape {tuple(tensor.shape)}, expected {tuple(expected)}",
-            "broadcasting would accept it and train on the wrong weights",
-            f"check how {name} was packed; see docs/maths.md",
+            f"{name} has shape {tuple(tensor.shape)}, expected {tuple(expected)}", why, fix.format(name=name)
         )
 
 
-__all__ = ["LossSettings", "LossTerms", "StepTotals", "estimate_kl", "kl_in_reward", "policy_loss"]
+__all__ = ["LossSettings", "LossTerms", "StepTotals", "estimate_kl", "kl_in_reward", "policy_loss", "require_shape"]

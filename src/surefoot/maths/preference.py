@@ -21,13 +21,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from surefoot.errors import ConfigError, ShapeError
-from surefoot.maths.losses import LossTerms
+from surefoot.maths.losses import LossTerms, require_shape
 
 __all__ = ["PreferencePair", "SiftedPairs", "completion_logp", "preference_loss", "sift_pairs"]
 
@@ -178,10 +179,8 @@ def _reason(pair: PreferencePair, max_tokens: int, min_completion: int) -> str |
     return next((reason for reason, there in reasons.items() if there), None)
 
 
-def _require_shape(name: str, tensor: Tensor, expected: torch.Size) -> None:
-    if tensor.shape != expected:
-        raise ShapeError(
-            f"{name} has shape {tuple(tensor.shape)}, expected {tuple(expected)}",
-            "broadcasting would compare the answers of different pairs",
-            f"check how {name} was collected: one entry per pair, in one order",
-        )
+_require_shape = partial(
+    require_shape,
+    why="broadcasting would compare the answers of different pairs",
+    fix="check how {name} was collected: one entry per pair, in one order",
+)

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from surefoot.errors import ShapeError
-from surefoot.maths.losses import estimate_kl
+from surefoot.maths.losses import estimate_kl, require_shape
 
 Sums = Mapping[str, Tensor]
 
@@ -97,7 +97,7 @@ def token_sums(
     """
     sums: dict[str, Tensor] = {}
     if entropy is not None:
-        _require_shape("entropy", entropy, mask)
+        _require_shape("entropy", entropy, mask.shape)
         sums |= {"entropy": _add(entropy, mask), "entropy_tokens": mask.sum()}
     if logp is None or sampler_logp is None:
         return sums
@@ -192,8 +192,8 @@ def _combine(name: str, left: Tensor, right: Tensor) -> Tensor:
 
 def _selected(logp: Tensor, sampler_logp: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Both sides with masked positions set to 0, in float64 where the device has it."""
-    _require_shape("logp", logp, mask)
-    _require_shape("sampler_logp", sampler_logp, mask)
+    _require_shape("logp", logp, mask.shape)
+    _require_shape("sampler_logp", sampler_logp, mask.shape)
     dtype = torch.float32 if logp.device.type == "mps" else torch.float64
     hidden = ~mask
     return logp.to(dtype).masked_fill(hidden, 0.0), sampler_logp.to(dtype).masked_fill(hidden, 0.0)
@@ -211,10 +211,6 @@ def _range(name: str, values: Tensor, mask: Tensor) -> dict[str, Tensor]:
     return {f"{name}_min": low, f"{name}_max": values.masked_fill(~mask, -math.inf).amax()}
 
 
-def _require_shape(name: str, tensor: Tensor, mask: Tensor) -> None:
-    if tensor.shape != mask.shape:
-        raise ShapeError(
-            f"{name} has shape {tuple(tensor.shape)}, the mask {tuple(mask.shape)}",
-            "broadcasting would compare foreign tokens",
-            f"pass {name} of the mask's shape",
-        )
+_require_shape = partial(
+    require_shape, why="broadcasting would compare foreign tokens", fix="pass {name} of the mask's shape"
+)

@@ -157,7 +157,9 @@ def tolerance(data: RunData) -> float | None:
     given = data.config.get("parity_tolerance")
     if isinstance(given, int | float):
         return float(given)
-    return {"float32": 1e-4, "bfloat16": 0.2}.get(str(data.config.get("dtype")))
+    from surefoot.config import PARITY_TOLERANCE  # slow to load, and not every page needs it
+
+    return PARITY_TOLERANCE.get(str(data.config.get("dtype")))
 
 
 def _target(data: RunData) -> tuple[str, float, str] | None:

@@ -20,7 +20,8 @@ from rich.text import Text
 from surefoot.records import Verdict
 from surefoot.report.plan import batch_arithmetic
 from surefoot.report.view import SHOWN, Finished, History, PlainView, Screen, View, verdict_lines
-from surefoot.tracking.text import duration, number, printable, sparkline
+from surefoot.system.text import sparkline
+from surefoot.tracking.text import duration, number, printable
 
 __all__ = ["PlainView", "RichView", "View", "batch_arithmetic", "open_view"]
 
@@ -112,7 +113,7 @@ class RichView:
             ("reward", rewards, history.rewards), ("held-out accuracy", heldout, history.accuracies),
         ):  # fmt: skip
             shown = Text(last[0] if last else "-", style="bold")
-            table.add_row(Text(name), shown, Text(sparkline(values), style="cyan"))
+            table.add_row(Text(name), shown, Text(sparkline(values, 24), style="cyan"))
         return table
 
     def _numbers(self) -> Table:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from surefoot.config import Config
+from surefoot.config import PARITY_TOLERANCE, Config
 from surefoot.data.on_disk.dataset import StreamingDataset
 from surefoot.errors import ConfigError, ModelError, TaskError
 from surefoot.learner.auxiliary_losses import (
@@ -46,7 +46,7 @@ def make_learner(config: Config, base: Path, policy: Policy, codec: ChatCodec, t
 
 def parity_tolerance(config: Config) -> float:
     """How far sampler and learner may differ on a token that was sampled from the learner's own weights, in nats."""
-    usual = {"float32": 1e-4, "bfloat16": 0.2}[config.dtype]
+    usual = PARITY_TOLERANCE[config.dtype]
     return usual if config.parity_tolerance is None else config.parity_tolerance
 
 

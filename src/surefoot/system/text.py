@@ -1,4 +1,4 @@
-"""Text from anywhere, made safe to keep and to show: secrets out, control characters spelled out.
+"""Text from anywhere, made safe to keep and to show: secrets out, control characters spelled out; and bars.
 
 Owns       what counts as a secret: values of variables whose names say so, credentials in addresses, authorization
            headers, named values such as `password="..."`, and well-known shapes of keys.
@@ -16,7 +16,7 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -98,6 +98,7 @@ _RULES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
 """(one of these must occur in the text in lower case, pattern, what is left of it)."""
 _SHAPE = re.compile(_SHAPES)
 _remembered: frozenset[str] = frozenset()
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
@@ -151,6 +152,24 @@ def _moves(char: str) -> bool:
     """Whether a terminal, an editor or a reader of lines may take it for something else than a character."""
     kind = unicodedata.category(char)
     return kind[0] == "C" or kind in ("Zl", "Zp")
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """The last `width` values as bars between their own extremes; a gap where there is no number.
+
+    Example:
+        >>> sparkline([9.0, 0.0, 1.0, None, 2.0], 4)
+        '▁▅?█'
+    """
+    shown = list(values)[-width:]
+    numbers = [value for value in shown if value is not None]
+    low, high = min(numbers, default=0.0), max(numbers, default=0.0)
+    span = high / 2 - low / 2  # halves: the whole of two large numbers is no number
+
+    def bar(value: float) -> str:
+        return _BARS[round((value / 2 - low / 2) / span * (len(_BARS) - 1))] if span else _BARS[0]
+
+    return "".join("?" if value is None else bar(value) for value in shown)
 
 
 def redact_values(value: Any) -> Any:

@@ -21,7 +21,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +28,7 @@ from types import TracebackType
 from typing import Any
 
 from surefoot.errors import ConfigError
+from surefoot.system.deadline import Deadline
 from surefoot.system.environment import inherited
 from surefoot.system.text import redact_values
 
@@ -269,11 +269,11 @@ class Sinks:
         if self._closed:
             return
         self._closed = True
-        give_up = time.monotonic() + self._close_s
+        deadline = Deadline(self._close_s)
         try:
             for link in self._links:
                 link.say_goodbye()
-            self._drain(give_up)
+            self._drain(deadline)
         finally:
             for link in self._links:
                 link.end()
@@ -305,8 +305,8 @@ class Sinks:
     ) -> None:
         self.close()
 
-    def _drain(self, give_up: float) -> None:
-        while (left := give_up - time.monotonic()) > 0:
+    def _drain(self, deadline: Deadline) -> None:
+        while (left := deadline.left) > 0:
             waits, busy = select.poll(), False
             for link in self._links:
                 link.move()

@@ -8,20 +8,7 @@ from pathlib import Path
 
 from surefoot.system.text import printable
 
-__all__ = ["counted", "duration", "number", "printable", "python_call", "shown_path", "size", "sparkline"]
-
-_BARS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """The last `width` values as a row of bars between their own minimum and maximum."""
-    shown = list(values)[-width:]
-    if not shown:
-        return ""
-    low, high = min(shown), max(shown)
-    if low == high:
-        return _BARS[0] * len(shown)
-    return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in shown)
+__all__ = ["counted", "duration", "number", "printable", "python_call", "shown_path", "size"]
 
 
 def number(value: float) -> str:

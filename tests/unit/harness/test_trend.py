@@ -12,7 +12,7 @@ from command import surefoot
 
 from surefoot.errors import ConfigError, StateError
 from surefoot.harness import trend
-from surefoot.harness.trend import NEEDED, flag, read_history, sparkline, trends
+from surefoot.harness.trend import NEEDED, flag, read_history, trends
 from surefoot.records import Verdict
 
 TEST = "test_a::test_one"
@@ -152,13 +152,6 @@ def test_an_unknown_metric_is_refused_with_the_nearest_names(tmp_path: Path) -> 
         trends(history, "loss", "test_b::x")
     with pytest.raises(ConfigError):
         trends(history, "loss", last=3)
-
-
-def test_the_sparkline_shows_gaps_and_extremes() -> None:
-    assert sparkline([0.0, None, 7.0]) == "▁?█"
-    assert sparkline([1.0, 1.0]) == "▁▁"
-    assert sparkline([-1e308, 1e308]) == "▁█"
-    assert sparkline([]) == ""
 
 
 # -- through the command line ---------------------------------------------------------------

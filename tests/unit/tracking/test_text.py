@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.tracking.text import duration, number, printable, size, sparkline
+from surefoot.tracking.text import duration, number, printable, size
 
 
 @given(st.text())
@@ -19,13 +19,6 @@ def test_nothing_printable_steers_a_terminal(text: str) -> None:
 def test_ordinary_text_stays_as_it_is() -> None:
     assert printable("größer ≥ 3, 東京\tok\n") == "größer ≥ 3, 東京\tok\n"
     assert printable("\x1b[2Jgone\r") == "\\x1b[2Jgone\\r"
-
-
-def test_a_sparkline_spans_its_own_range() -> None:
-    assert sparkline([0, 1, 2, 3]) == "▁▃▆█"
-    assert sparkline([5, 5]) == "▁▁"
-    assert sparkline([]) == ""
-    assert len(sparkline(list(range(100)), width=24)) == 24
 
 
 def test_numbers_and_times_are_short() -> None:

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from surefoot.errors import ConfigError, StateError
 from surefoot.harness.files import write_atomic
+from surefoot.system.deadline import Deadline
 
 KEPT_BYTES = 64 * 1024
 """Of a log's end, what `fetch` returns at most."""
@@ -122,7 +123,7 @@ GRACE_S = 20.0
 class _JobProcess:
     job: Job
     process: subprocess.Popen[bytes]
-    deadline: float
+    deadline: Deadline
     state: JobState = RUNNING
 
 
@@ -156,7 +157,7 @@ class LocalExecutor:
                     "correct command in the manifest, or install it",
                 ) from error
         name = str(process.pid)
-        self._children[name] = _JobProcess(job, process, time.monotonic() + 60 * job.minutes)
+        self._children[name] = _JobProcess(job, process, Deadline(60 * job.minutes))
         return name
 
     def poll(self, job_id: str) -> JobState:
@@ -166,7 +167,7 @@ class LocalExecutor:
             return child.state
         if _has_ended(child.process.pid):
             self._finish(child, out_of_time=False)
-        elif time.monotonic() > child.deadline:
+        elif child.deadline.expired:
             try:
                 self._end(child)
             finally:
@@ -188,8 +189,8 @@ class LocalExecutor:
 
     def _end(self, child: _JobProcess) -> None:
         _signal_group(child.process.pid, signal.SIGTERM)
-        limit = time.monotonic() + GRACE_S
-        while not _has_ended(child.process.pid) and time.monotonic() < limit:
+        grace = Deadline(GRACE_S)
+        while not _has_ended(child.process.pid) and not grace.expired:
             time.sleep(self.interval)
 
     def _finish(self, child: _JobProcess, *, out_of_time: bool) -> None:

@@ -59,6 +59,7 @@ from surefoot.harness.suites.verdicts import (
     worst_exit,
     write_verdict,
 )
+from surefoot.system.deadline import Deadline
 
 Say = Callable[[str], None]
 _SLICE_S = 0.5
@@ -255,8 +256,8 @@ def _wait(executor: Executor, job_id: str, number: int, stop: StopFlag) -> Endin
 
 def wait(seconds: float, stop: StopFlag) -> None:
     """Sleep, but hear a request to stop."""
-    limit = time.monotonic() + seconds
-    while not stop.asked and (left := limit - time.monotonic()) > 0:
+    deadline = Deadline(seconds)
+    while not stop.asked and (left := deadline.left) > 0:
         time.sleep(min(left, _SLICE_S))
 
 

@@ -12,12 +12,12 @@ import os
 import select
 import subprocess
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from surefoot.errors import ToolError, ToolFailedError
+from surefoot.system.deadline import Deadline
 from surefoot.system.environment import inherited
 from surefoot.system.json import loads
 from surefoot.system.process import kill_tree
@@ -46,24 +46,24 @@ class LinePipe:
 
     def exchange(self, line: bytes, seconds: float) -> bytes:
         """Send `line` and wait for one; a TimeoutError when it takes longer."""
-        until = time.monotonic() + seconds
+        deadline = Deadline(seconds)
         if self._inbox:
             raise PipeFloodedError(f"{len(self._inbox)} bytes came unasked")
         left = memoryview(line)
         while left:
-            self._wait(until, writing=True)
+            self._wait(deadline, writing=True)
             left = left[self._write(left) :]
         while (end := self._inbox.find(b"\n")) < 0:
             if len(self._inbox) > self._cap:
                 raise PipeFloodedError(f"a line of more than {self._cap} bytes")
-            self._wait(until, writing=False)
+            self._wait(deadline, writing=False)
             self._read()
         answer = bytes(self._inbox[:end])
         del self._inbox[: end + 1]
         return answer
 
-    def _wait(self, until: float, *, writing: bool) -> None:
-        left = until - time.monotonic()
+    def _wait(self, deadline: Deadline, *, writing: bool) -> None:
+        left = deadline.left
         watch = select.poll()
         watch.register(self._writing if writing else self._reading, select.POLLOUT if writing else select.POLLIN)
         if left <= 0 or not watch.poll(1000 * left):
