@@ -319,7 +319,8 @@ def end_all_children(patience_s: float = 5.0) -> None:
     """Kill and reap every child, and what they leave behind, until there is none."""
     give_up = time.monotonic() + patience_s
     while time.monotonic() < give_up:
-        for pid in descendants(os.getpid()):  # one look for all: a reward may have left hundreds behind
+        # The quick look: a thread that ends a stuck program may wait for the interpreter at every file that it opens.
+        for pid in family(os.getpid())[1:]:
             _kill(pid)
         if not _reap_ended():
             return
