@@ -241,7 +241,7 @@ def test_a_fork_of_the_driver_that_holds_every_pipe_keeps_no_server_alive() -> N
         assert child.control is not None
         copies = [os.dup(number) for number in (child.control, process._in.descriptor)]
         kit.close()
-        assert child.process.returncode != -9  # it was told to end, not killed
+        assert child.process.code != -9  # it was told to end, not killed
         for number in copies:
             os.close(number)
 

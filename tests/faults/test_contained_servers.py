@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -247,7 +248,7 @@ def test_when_the_process_that_sandboxes_are_born_by_is_killed_servers_end_and_t
         process = ServerProcess(Server("x", command=("sh", "-c", "echo '{}'; sleep 600")), ServerLimits())
         assert early or await anext(process.messages()) == ({}, 2), "it is up"
         assert sandbox_link._current is not None
-        sandbox_link._current.process.kill()
+        sandbox_link._current.process.send(signal.SIGKILL, group=False)
         ended = await process.exit_status(AMPLE_S)
         await process.end(0.0)
         again = ServerProcess(Server("x", command=("sh", "-c", "exit 7")), ServerLimits())

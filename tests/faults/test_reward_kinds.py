@@ -102,12 +102,12 @@ def test_planted_bug_the_whole_group_pays_for_one_is_seen(monkeypatch: pytest.Mo
 @pytest.mark.turns(2, 1)
 def test_planted_bug_a_worker_that_is_not_killed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the kill the nursery waits for a worker that sleeps on; somebody has to be late, and is named."""
-    kill = fork_server.kill_tree
+    end = fork_server.ForkServer._end
 
-    def kill_late(pid: int) -> None:
-        fork_server.time.sleep(1.5 * PROMISE_S)
-        kill(pid)
+    def end_late(self: fork_server.ForkServer, slot: int, stacks: bool) -> tuple[str | None, bytes]:
+        fork_server.time.sleep(1.5 * PROMISE_S if slot in self.workers else 0)
+        return end(self, slot, stacks)
 
-    monkeypatch.setattr(fork_server, "kill_tree", kill_late)
+    monkeypatch.setattr(fork_server.ForkServer, "_end", end_late)
     problems = problems_of([seed_of("sleeps")], note=lambda *_: None)
     assert "after its deadline" in problems[-1]

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from sandbox_probes import CALL_PROGRAM, CALLS, FILES, NETWORK, POWERS, PREAMBLE
 
@@ -94,7 +95,8 @@ def servers() -> Iterator[dict[str, object]]:
 
 
 def copy_of_the_package(folder: Path, *changes: tuple[str, str, str]) -> Path:
-    """The part of the package that the sandbox needs, with some lines changed."""
+    """The part of the package that the sandbox needs, with some lines changed, and psutil, which is ours to bring."""
+    shutil.copytree(Path(psutil.__file__).parent, folder / "psutil", ignore=shutil.ignore_patterns("__pycache__"))
     target = folder / "surefoot"
     target.mkdir(parents=True)
     for part in PARTS:

@@ -27,6 +27,7 @@ from surefoot.errors import StateError, StoppedError, SurefootError
 from surefoot.guards.collapse import ThinnedCurve
 from surefoot.storage.files import storage_error
 from surefoot.storage.run_folder import RunFolder
+from surefoot.system.process import Child
 from surefoot.tracking.log import Row, kind_of, read_metrics
 from surefoot.tracking.text import shown_path
 
@@ -109,25 +110,25 @@ def play(words: Sequence[str], folder: Path, say: Say) -> DemoRun:
 
 def _follow(command: Sequence[str], keep: Callable[[str], object], say: Say) -> int:
     """Start it, keep every line it prints, say those of evaluations; its exit code, 75 when it was asked to stop."""
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-        encoding="utf-8", errors="replace", start_new_session=True,
+    with Child.start(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
     ) as child, _pass_on_stops(child) as asked:  # fmt: skip
-        assert child.stdout is not None, "it was asked for a pipe"
         try:
-            for line in child.stdout:
-                keep(line)
-                if line.startswith("step") and "held-out accuracy" in line:
-                    say(line.rstrip("\n").partition("  answers")[0])
+            with open(child.stdout.fileno(), encoding="utf-8", errors="replace", closefd=False) as lines:
+                for line in lines:
+                    keep(line)
+                    if line.startswith("step") and "held-out accuracy" in line:
+                        say(line.rstrip("\n").partition("  answers")[0])
         except BaseException:  # nobody listens any more, or a disk is full: the run must not go on alone
-            child.terminate()
+            child.send(signal.SIGTERM, group=False)
+            child.wait()
             raise
         code = child.wait()
     return STOPPED if asked else code
 
 
 @contextmanager
-def _pass_on_stops(child: subprocess.Popen[str]) -> Iterator[list[int]]:
+def _pass_on_stops(child: Child) -> Iterator[list[int]]:
     """SIGINT and SIGTERM ask the run to stop, which it does after a whole step; a second one does not wait.
 
     The run has a session of its own: a terminal's Ctrl-C reaches it once, through here, and not twice.
@@ -135,7 +136,7 @@ def _pass_on_stops(child: subprocess.Popen[str]) -> Iterator[list[int]]:
     asked: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
-        child.send_signal(signal.SIGKILL if asked else signal.SIGTERM)
+        child.send(signal.SIGKILL if asked else signal.SIGTERM, group=False)
         asked.append(number)
 
     try:

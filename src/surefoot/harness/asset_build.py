@@ -22,6 +22,7 @@ from surefoot.harness.assets import COMPLETE, MANIFEST, Asset, AssetState, exami
 from surefoot.harness.files import write_json
 from surefoot.harness.scrub import scrub
 from surefoot.system.files import atomic_folder, sync_folder
+from surefoot.system.process import Child
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "PIP_NO_INDEX": "1"}
 
@@ -71,27 +72,24 @@ def build(asset: Asset, *, offline: bool = False, force: bool = False) -> AssetS
 
 
 def _run(asset: Asset, place: Path, offline: bool) -> None:
-    """The asset's command, in a process group of its own, so that nothing of it survives us being stopped."""
+    """The asset's command, in a session of its own, so that nothing of it survives us being stopped."""
     words = [word.replace("{out}", os.fspath(place)) for word in asset.command]
     if words[0] in ("python", "python3"):
         words[0] = sys.executable  # the interpreter that has the project's packages
     environment = {**os.environ, **(_OFFLINE if offline else {})}
     try:
-        child = subprocess.Popen(
+        child = Child.start(
             words, cwd=asset.root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="backslashreplace", start_new_session=True,
+            stderr=subprocess.STDOUT,
         )  # fmt: skip
     except OSError as error:
         raise _failed(asset, f"its command cannot be started: {error.strerror}: {words[0]}") from error
-    try:
-        said, _ = child.communicate()
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
+    with child:
+        said = child.stdout.read().decode(errors="backslashreplace")
         child.wait()
-    if child.returncode:
+    if child.code:
         tail = "\n".join(scrub(said).splitlines()[-20:])
-        raise _failed(asset, f"its command ended with {child.returncode}" + (f"; it said:\n{tail}" if tail else ""))
+        raise _failed(asset, f"its command ended with {child.code}" + (f"; it said:\n{tail}" if tail else ""))
 
 
 def _seal(asset: Asset, place: Path, recipe: str) -> None:

@@ -7,11 +7,9 @@ Never      pickles: a function is found again by its file and name, in a fresh i
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
 import queue
-import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +20,7 @@ from pathlib import Path
 
 from surefoot.errors import ConfigError, SurefootError
 from surefoot.system.deadline import Deadline
+from surefoot.system.process import Child
 
 Target = Callable[[], object] | Path | str | Sequence[str]
 _TAIL = 30
@@ -69,7 +68,7 @@ class DistributedRunner:
 
     def __init__(self, folder: Path, on_missing_devices: Callable[[str], object] | None = None) -> None:
         self._folder, self._runs, self._on_missing_devices = folder, 0, on_missing_devices
-        self._alive: list[subprocess.Popen[bytes]] = []
+        self._alive: list[Child] = []
 
     def __call__(
         self, target: Target, *, world_size: int, timeout: float = 120.0, env: Mapping[str, str] | None = None,
@@ -101,10 +100,9 @@ class DistributedRunner:
     def close(self) -> None:
         """Kill whatever still runs, with everything it started."""
         for process in self._alive:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
         for process in self._alive:
-            process.wait()
+            process.end()
         self._alive.clear()
 
     def _check_devices(self, wanted: int) -> None:
@@ -117,21 +115,20 @@ class DistributedRunner:
 
     def _start(
         self, command: Sequence[str], rank: int, world_size: int, port: int, log: Path, extra: Mapping[str, str]
-    ) -> subprocess.Popen[bytes]:
+    ) -> Child:
         environment = {
             **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1",
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **extra,
         }  # fmt: skip
         with log.open("wb") as file:
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
+            process = Child.start(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            )
         self._alive.append(process)
         return process
 
-    def _wait(self, ranks: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path], timeout: float) -> None:
+    def _wait(self, ranks: Sequence[Child], logs: Sequence[Path], timeout: float) -> None:
         """The first rank that ends badly ends the run: the others may be waiting for it for ever."""
         ended: queue.Queue[tuple[int, int]] = queue.Queue()
         for rank, process in enumerate(ranks):

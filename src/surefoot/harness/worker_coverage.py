@@ -18,7 +18,6 @@ import re
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +35,7 @@ from surefoot.harness.scrub import scrub
 from surefoot.harness.tables import table
 from surefoot.harness.worker_coverage_child import FOLDER
 from surefoot.system.deadline import Deadline
+from surefoot.system.process import Child, is_alive
 
 if TYPE_CHECKING:
     from coverage import CoverageData
@@ -207,13 +207,13 @@ def _erase(data: Path) -> None:
 
 def _run_to_the_end(command: Sequence[str], environ: dict[str, str]) -> int:
     try:
-        child = subprocess.Popen(list(command), env=environ)
+        child = Child.start(command, session=False, env=environ)
     except OSError as error:
         print(f"surefoot cover: {command[0]} cannot be started: {error.strerror}", file=sys.stderr)
         return 127
     # An interrupt from the keyboard reaches the command too; whoever signals only us means the command.
     kept = {
-        number: signal.signal(number, lambda got, _: child.send_signal(got))
+        number: signal.signal(number, lambda got, _: child.send(got, group=False))
         for number in (signal.SIGTERM, signal.SIGHUP)
     }
     kept[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -222,6 +222,7 @@ def _run_to_the_end(command: Sequence[str], environ: dict[str, str]) -> int:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+        child.release()  # its workers may still be saving
     return code if code >= 0 else 128 - code
 
 
@@ -230,17 +231,9 @@ def _let_workers_finish(folder: Path, limit: float = 5.0) -> None:
     deadline = Deadline(limit)
     while not deadline.expired:
         waiting = [p for p in processes(folder) if p.touched and not p.ended]
-        if not any(_is_alive(int(process.name.split("-")[0])) for process in waiting):
+        if not any(is_alive(int(process.name.split("-")[0])) for process in waiting):
             return
         time.sleep(0.05)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in "ZX"
 
 
 # -- Coverage of a command and every Python process below it, with a flag when some of it was lost

@@ -34,7 +34,7 @@ from surefoot.rewards.worker import STACKS, work
 from surefoot.system.environment import narrow
 from surefoot.system.frames import pack, read_frame
 from surefoot.system.memory import excess_mb, resident_bytes, return_freed_memory
-from surefoot.system.process import adopt_orphans, end_all_children, family, kill_tree, reap_orphans
+from surefoot.system.process import Child, adopt_orphans, end_all_children, family, kill_tree, reap_orphans
 from surefoot.tracking.process_logs import PrintedLines, safe_tail
 
 CONTROL_CAP = 2**16
@@ -69,7 +69,7 @@ class CappedLog:
 
 @dataclass
 class _Worker:
-    pid: int
+    process: Child
     output: int
     """Read end of its stdout and stderr."""
     started_with: int = 0
@@ -139,11 +139,11 @@ class ForkServer:
                         self._listen_if_it_lives(key.data)
                     elif not self._obey():
                         return
-                reap_orphans({worker.pid for worker in self.workers.values()})
+                reap_orphans({worker.process.pid for worker in self.workers.values()})
                 self._weigh()
         finally:
             for worker in self.workers.values():
-                kill_tree(worker.pid)
+                worker.process.kill()
             end_all_children()
 
     def _obey(self) -> bool:
@@ -167,16 +167,18 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         listening, printing = os.pipe()
         nursery = os.getpid()
-        pid = os.fork()
-        if pid == 0:
+
+        def serve() -> NoReturn:
             self._let_go_of(ours, listening)
             work(theirs, printing, nursery, self.functions, self.memory_mb, self.forked)
+
+        process = Child.fork(serve)
         theirs.close()
         os.close(printing)
         os.set_blocking(listening, False)
-        self.workers[slot] = _Worker(pid, listening, resident_bytes(nursery))
+        self.workers[slot] = _Worker(process, listening, resident_bytes(nursery))
         self.selector.register(listening, selectors.EVENT_READ, self.workers[slot])
-        return pid, ours
+        return process.pid, ours
 
     def _let_go_of(self, ours: socket.socket, listening: int) -> None:
         """In the new worker: close what belongs to the nursery, or its end would never be noticed."""
@@ -195,13 +197,13 @@ class ForkServer:
         self.weighed_at = time.monotonic()
         lost = set(family(os.getpid())) - {os.getpid()}
         for worker in self.workers.values():
-            members = family(worker.pid)
+            members = family(worker.process.pid)
             lost -= set(members)
             taken = None if worker.crime else excess_mb(members, self.memory_mb, worker.started_with)
             if taken is not None:
                 self._collect_stacks(worker)
                 worker.crime = f"it took {taken} MiB, reward_memory_mb allows {self.memory_mb}"
-                kill_tree(worker.pid)
+                worker.process.kill()
         if lost and excess_mb(lost, self.memory_mb, 0) is not None:
             for pid in lost:
                 kill_tree(pid)
@@ -232,8 +234,7 @@ class ForkServer:
             return None, b""
         if stacks:
             self._collect_stacks(worker)
-        kill_tree(worker.pid)
-        _, status = os.waitpid(worker.pid, 0)
+        worker.process.end()
         give_up = time.monotonic() + _STACKS_S
         while self._listen(worker) and time.monotonic() < give_up:
             pass
@@ -241,13 +242,10 @@ class ForkServer:
             self.selector.unregister(worker.output)
         os.close(worker.output)
         self.log.write(worker.printed.rest())
-        return worker.crime or _how(status), worker.tail
+        return worker.crime or _how(worker.process.wait()), worker.tail
 
     def _collect_stacks(self, worker: _Worker) -> None:
-        try:
-            os.kill(worker.pid, STACKS)
-        except ProcessLookupError:
-            return
+        worker.process.send(STACKS, group=False)
         give_up = time.monotonic() + _STACKS_S
         while time.monotonic() < give_up and b"most recent call first" not in worker.tail:
             if not self._listen(worker):
@@ -255,6 +253,5 @@ class ForkServer:
         time.sleep(0.02)  # the dump is written line by line; `_end` collects the rest
 
 
-def _how(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
+def _how(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

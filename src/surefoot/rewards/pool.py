@@ -12,18 +12,16 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import socket
 import sys
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from surefoot.errors import RewardError, StorageError
 from surefoot.guards.reward_values import DIED, RAISED, TIMEOUT, RewardFunction, RewardValue
@@ -34,6 +32,7 @@ from surefoot.system.environment import check_named, missing_words
 from surefoot.system.files import APPEND, plain_descriptor
 from surefoot.system.frames import ANSWER_CAP, REQUEST_CAP, FrameError, pack, take_frame
 from surefoot.system.heartbeat import tick
+from surefoot.system.process import Child
 
 _PATIENCE_S = 10.0
 
@@ -109,14 +108,13 @@ class ForkServerConnection:
             if stream is not None:
                 stream.flush()  # what is buffered now would be printed twice
         driver = os.getpid()
-        with warnings.catch_warnings():
-            # Python 3.12 warns when threads are running. Every answer has a deadline, so a child
-            # that inherits a locked lock is a named failure here, not a hang.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
-        if self.pid == 0:
+
+        def serve() -> NoReturn:
             self.control.close()
             run_fork_server(theirs, functions, log, driver, memory_mb, forked, pass_env)
+
+        self._process = Child.fork(serve)
+        self.pid = self._process.pid
         theirs.close()
         if log is not None:
             os.close(log)
@@ -158,17 +156,7 @@ class ForkServerConnection:
     def close(self) -> None:
         """Let the nursery end its descendants and itself; insist if it does not."""
         self.control.close()
-        give_up = time.monotonic() + _PATIENCE_S
-        while not self._has_exited():
-            if time.monotonic() > give_up:
-                os.kill(self.pid, signal.SIGKILL)
-            time.sleep(0.005)
-
-    def _has_exited(self) -> bool:
-        try:
-            return os.waitpid(self.pid, os.WNOHANG)[0] != 0
-        except ChildProcessError:
-            return True  # somebody else in this program waited for it
+        self._process.end(_PATIENCE_S, ask=None)
 
 
 def _open_log(path: Path) -> int:

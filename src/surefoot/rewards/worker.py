@@ -23,7 +23,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 from surefoot.guards.reward_values import RewardFunction, parse_reward
@@ -32,7 +31,7 @@ from surefoot.rewards.messages import Forked, RewardCall, read_call
 from surefoot.system.environment import missed, missing_words
 from surefoot.system.frames import REQUEST_CAP, pack, read_frame
 from surefoot.system.memory import OwnMemory
-from surefoot.system.process import die_with_parent
+from surefoot.system.process import die_with_parent, open_descriptors
 from surefoot.system.text import redact
 
 STACKS = signal.SIGUSR2
@@ -53,7 +52,7 @@ def work(
         _reset_signals()
         _redirect(output)
         os.register_at_fork(after_in_child=sock.close)
-        memory, descriptors = OwnMemory(memory_mb), _open_descriptors()
+        memory, descriptors = OwnMemory(memory_mb), open_descriptors()
         while (frame := read_frame(sock, REQUEST_CAP)) is not None:
             answer = answer_call(frame, functions, memory, forked)
             _flush()
@@ -168,9 +167,4 @@ def _flush() -> None:
 def _leaks_too_much(descriptors_at_start: int) -> bool:
     """Whether the function leaks so many threads or descriptors that a fresh process is better."""
     limit = min(_MANY_DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-    return threading.active_count() > _MANY_THREADS or _open_descriptors() - descriptors_at_start > limit
-
-
-def _open_descriptors() -> int:
-    folder = Path("/proc/self/fd")
-    return len(os.listdir(folder)) if folder.exists() else 0
+    return threading.active_count() > _MANY_THREADS or open_descriptors() - descriptors_at_start > limit

@@ -29,7 +29,7 @@ from surefoot.errors import ToolError, ToolFailedError
 from surefoot.sandbox.walls import ORDER, ORDER_WITH_NETWORK
 from surefoot.system.frames import HEADER, FrameError, take_frame
 from surefoot.system.memory import excess_mb
-from surefoot.system.process import family
+from surefoot.system.process import Child, family
 
 _SOURCE = str(Path(__file__).resolve().parents[2])
 _ANSWER_CAP = 2**16
@@ -99,19 +99,11 @@ class SandboxServer:
 
     def __init__(self) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [
-            "-S",
-            "-s",
-            "-B",
-            "-m",
-            "surefoot.sandbox.server",
-            str(theirs.fileno()),
-            str(os.getpid()),
-        ]
+        words = ["-S", "-s", "-B", "-m", "surefoot.sandbox.server", str(theirs.fileno()), str(os.getpid())]
         with theirs:
-            self.process = subprocess.Popen(
+            self.process = Child.start(
                 [sys.executable, *words], env={"PYTHONPATH": _SOURCE}, cwd="/", pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
 
     def spawn(self, streams: Sequence[int], *, network: bool = False) -> SandboxProcess:
@@ -145,11 +137,7 @@ class SandboxServer:
     def close(self) -> None:
         """Let it go; with it goes every sandbox."""
         self.control.close()
-        try:
-            self.process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.end(_PATIENCE_S, ask=None)
 
 
 def _receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -224,7 +212,7 @@ def _after_fork() -> None:
         _inherited.append(_current)
         with contextlib.suppress(OSError):
             _current.control.close()
-        _current.process.returncode = 0  # never ours to wait for
+        _current.process.disown()
         _current = None
 
 

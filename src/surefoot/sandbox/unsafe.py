@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.sandbox.process import SandboxProcess
-from surefoot.system.process import family, kill_tree
+from surefoot.system.process import Child, family
 
 _LAUNCH = """
 import json, os, resource, sys
@@ -46,7 +44,7 @@ _MIB = 2**20
 class UncontainedProcess(SandboxProcess):
     """A program that nothing contains."""
 
-    process: subprocess.Popen[bytes]
+    process: Child
     folder: tempfile.TemporaryDirectory[str]
 
     def members(self) -> list[int]:
@@ -55,10 +53,7 @@ class UncontainedProcess(SandboxProcess):
 
     def kill(self) -> None:
         """SIGKILL to what can be found of it."""
-        if self.process.returncode is None:
-            kill_tree(self.pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # the leader has gone, its group may live on
+        self.process.kill()
 
     def last_word(self) -> dict[str, Any] | None:
         """The exit code, which nobody else reports here."""
@@ -67,7 +62,7 @@ class UncontainedProcess(SandboxProcess):
     def close(self) -> None:
         """Wait for it, and remove its folder."""
         super().close()
-        self.process.wait()
+        self.process.release()
         with contextlib.suppress(OSError):  # one that escaped may still write there
             self.folder.cleanup()
 
@@ -88,9 +83,7 @@ def spawn(request: Mapping[str, Any], contents: Mapping[str, bytes], streams: Se
     theirs.close()  # nobody reports on this link; closed, it reads as ended
     environment = {**request["env"], "HOME": folder.name, "TMPDIR": folder.name}
     try:
-        process = subprocess.Popen(
-            [sys.executable, *words], cwd=folder.name, env=environment, pass_fds=streams, start_new_session=True
-        )
+        process = Child.start([sys.executable, *words], cwd=folder.name, env=environment, pass_fds=streams)
     except OSError:
         ours.close()
         folder.cleanup()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from plugin_kit import Nested
 
 from surefoot.errors import ConfigError
 from surefoot.harness.distributed import DevicesMissingError, DistributedRunner, RankFailedError, free_port
+from surefoot.system.process import Child
 
 pytest_plugins = ["pytester", "plugin_kit"]
 
@@ -72,12 +72,10 @@ def test_the_first_rank_that_fails_is_named_although_another_hangs(tmp_path: Pat
 def test_planted_wait_in_the_order_of_ranks_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: wait for rank 0 first, then for rank 1. The one that hangs is blamed."""
 
-    def in_order(self: DistributedRunner, ranks: list[subprocess.Popen[bytes]], *_: object) -> None:
+    def in_order(self: DistributedRunner, ranks: list[Child], *_: object) -> None:
         for rank, process in enumerate(ranks):
-            try:
-                process.wait(timeout=0.5)
-            except subprocess.TimeoutExpired:
-                raise RankFailedError(f"rank {rank} hangs", "", "") from None
+            if process.wait(0.5) is None:
+                raise RankFailedError(f"rank {rank} hangs", "", "")
 
     monkeypatch.setattr(DistributedRunner, "_wait", in_order)
     with pytest.raises(AssertionError):

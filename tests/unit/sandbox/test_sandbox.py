@@ -117,7 +117,7 @@ def test_the_report_can_be_asked_for_at_the_command_line() -> None:
 def test_a_keeper_that_died_is_replaced() -> None:
     assert run_code("print(1)").stdout == "1\n"
     keeper = process._server()
-    keeper.process.kill()
+    keeper.process.send(signal.SIGKILL, group=False)
     keeper.process.wait()
     assert run_code("print(2)").stdout == "2\n"
     assert process._server() is not keeper

@@ -16,7 +16,6 @@ import pytest
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.records import Task
 from surefoot.system.process import descendants
-from surefoot.tools.python import foreign
 from surefoot.tools.python.foreign import ForeignToolkit, LinePipe, PipeEndedError, PipeFloodedError, ProcessRunner
 from surefoot.tools.python.pool import EnvLimits
 
@@ -298,7 +297,7 @@ def test_planted_kill_that_spares_the_children_is_seen(kit: ForeignToolkit, monk
         killed.append(pid)
         os.kill(pid, signal.SIGKILL)
 
-    monkeypatch.setattr(foreign, "kill_tree", spare)
+    monkeypatch.setattr("surefoot.system.process.kill_tree", spare)
     with pytest.raises(AssertionError, match="and what it started"):
         test_a_call_that_overruns_and_what_a_dead_process_started_are_ended(kit)
     os.killpg(killed[-1], signal.SIGKILL)
@@ -365,15 +364,10 @@ def test_the_host_ends_when_the_other_side_goes_away(wrapper: Path) -> None:
     box = toolkit.open(task(), "train/0/0/0", 0)
     runner = box._runner
     assert isinstance(runner, ProcessRunner)
-    stdin = runner._process.stdin
-    assert stdin is not None
-    stdin.close()
+    runner._process.stdin.close()
     assert runner._process.wait(10) == -signal.SIGKILL, "it ended itself, and its group"
     runner._dead = True
-    for stream in (runner._process.stdout, runner._process.stderr):
-        assert stream is not None
-        runner._printed.join()
-        stream.close()
+    runner._process.release()
     toolkit.close()
 
 

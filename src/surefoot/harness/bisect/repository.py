@@ -10,7 +10,6 @@ Never      touches a tree that was not found clean first (`command.py`).
 from __future__ import annotations
 
 import errno
-import os
 import shlex
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from typing import Any
 from surefoot.errors import ConfigError, StateError, StoppedError
 from surefoot.harness.git import run_git
 from surefoot.system.git import GitError, OwnPrograms, git_call, own_programs
+from surefoot.system.process import Child
 
 SETTINGS = ("submodule.recurse=true", "fetch.recurseSubmodules=on-demand", "advice.detachedHead=false")
 _BRANCHES = "refs/heads/"
@@ -160,7 +160,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked: int | None = None
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -200,9 +200,8 @@ class Stop:
                 return child.wait()
             finally:
                 self._child = None
-                _end_group(
-                    child.pid, signal.SIGTERM
-                )  # what it left in the background would follow us to the next commit
+                child.send(signal.SIGTERM)  # what it left in the background would follow us to the next commit
+                child.release()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         again = self.asked is not None
@@ -211,36 +210,17 @@ class Stop:
 
     def _end(self, number: int) -> None:
         if self._child is not None:
-            _end_group(self._child.pid, number)
+            self._child.send(number)
 
 
-def _start(argv: Sequence[str], folder: Path, env: Mapping[str, str], sink: Any) -> subprocess.Popen[bytes]:
-    words = list(argv)
+def _start(argv: Sequence[str], folder: Path, env: Mapping[str, str], sink: Any) -> Child:
+    how = {"cwd": folder, "env": dict(env), "stdin": subprocess.DEVNULL, "stdout": sink, "stderr": subprocess.STDOUT}
     try:
-        return _popen(words, folder, env, sink)
+        return Child.start(argv, **how)
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-        return _popen(["/bin/sh", *words], folder, env, sink)  # a script without #!: what a shell would do
-
-
-def _popen(words: list[str], folder: Path, env: Mapping[str, str], sink: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        words,
-        cwd=folder,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=sink,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-
-def _end_group(group: int, number: int) -> None:
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return  # gone already
+        return Child.start(["/bin/sh", *argv], **how)  # a script without #!: what a shell would do
 
 
 # -- `--good=introduced PATH`: the earliest commit in which PATH appears --------------------------

@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Protocol
 from surefoot.errors import ConfigError, StateError
 from surefoot.harness.files import write_atomic
 from surefoot.system.deadline import Deadline
+from surefoot.system.process import Child
 
 KEPT_BYTES = 64 * 1024
 """Of a log's end, what `fetch` returns at most."""
@@ -111,7 +111,7 @@ def exit_words(code: int) -> str:
 
 
 # -- Jobs as processes of this machine, each in a session of its own ------------------------------
-# Promises   a job leaves no process of its group behind, whether it ends, runs out of time or is cancelled;
+# Promises   a job leaves no process of its session behind, whether it ends, runs out of time or is cancelled;
 # standard input is empty, so nothing can wait for a person.
 
 
@@ -122,7 +122,7 @@ GRACE_S = 20.0
 @dataclass(slots=True)
 class _JobProcess:
     job: Job
-    process: subprocess.Popen[bytes]
+    process: Child
     deadline: Deadline
     state: JobState = RUNNING
 
@@ -146,10 +146,9 @@ class LocalExecutor:
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("ab") as log:
             try:
-                process = subprocess.Popen(
-                    list(argv), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )  # fmt: skip
+                process = Child.start(
+                    argv, cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                )
             except OSError as error:
                 raise ConfigError(
                     f"{argv[0]!r} cannot be started: {error.strerror}",
@@ -165,52 +164,30 @@ class LocalExecutor:
         child = self._children[job_id]
         if child.state.done:
             return child.state
-        if _has_ended(child.process.pid):
-            self._finish(child, out_of_time=False)
+        if not child.process.alive:
+            self._finish(child)
         elif child.deadline.expired:
-            try:
-                self._end(child)
-            finally:
-                self._finish(child, out_of_time=True)
+            self._finish(child, GRACE_S, out_of_time=True)
         return child.state
 
     def cancel(self, job_id: str) -> None:
         """Ask the whole group to stop, then make it."""
         child = self._children[job_id]
         if not child.state.done:
-            try:
-                self._end(child)
-            finally:
-                self._finish(child, out_of_time=False)
+            self._finish(child, GRACE_S)
 
     def fetch(self, job_id: str) -> str:
         """The end of the log."""
         return tail(self._children[job_id].job.log)
 
-    def _end(self, child: _JobProcess) -> None:
-        _signal_group(child.process.pid, signal.SIGTERM)
-        grace = Deadline(GRACE_S)
-        while not _has_ended(child.process.pid) and not grace.expired:
-            time.sleep(self.interval)
-
-    def _finish(self, child: _JobProcess, *, out_of_time: bool) -> None:
-        """The leader has ended or is about to, and is not reaped: its number is still ours, so its group is too."""
-        _signal_group(child.process.pid, signal.SIGKILL)
-        code = child.process.wait()
-        write_atomic(child.job.exit_file, f"{code}\n")
-        child.state = JobState(True, code, out_of_time=out_of_time)
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether a child has ended, without taking away its entry."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        return  # everyone has gone
+    def _finish(self, child: _JobProcess, grace_s: float = 0.0, *, out_of_time: bool = False) -> None:
+        """End it and everything it started; its state is written even if a signal interrupts the grace."""
+        try:
+            child.process.end(grace_s)
+        finally:
+            code = child.process.code
+            write_atomic(child.job.exit_file, f"{code}\n")
+            child.state = JobState(True, code, out_of_time=out_of_time)
 
 
 # -- Jobs in containers: the same folders at the same places, the same words, the same exit status

@@ -28,6 +28,7 @@ from surefoot.sandbox import host
 from surefoot.sandbox.process import SandboxReports
 from surefoot.sandbox.walls import NETWORK, PLAIN, SCRATCH
 from surefoot.system.frames import pack
+from surefoot.system.process import Child
 from surefoot.tools.mcp import supervisor
 from surefoot.tools.mcp.servers import Server
 
@@ -396,11 +397,10 @@ class SupervisedServer:
         control_theirs, control_ours = os.pipe()
         words = [supervisor.__file__, str(os.getpid()), str(control_theirs), self.folder]
         try:
-            self.process = subprocess.Popen(
+            self.process = Child.start(
                 [sys.executable, "-I", "-S", *words, *server.command],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(control_theirs,),
                 env=server.environment(self.folder), cwd=server.cwd or self.folder,
-                start_new_session=True, pass_fds=(control_theirs,),
             )  # fmt: skip
         except OSError:
             os.close(control_ours)
@@ -409,7 +409,7 @@ class SupervisedServer:
             os.close(control_theirs)
         self.control: int | None = control_ours
         self.pid = self.process.pid
-        streams = [each for each in (self.process.stdin, self.process.stdout, self.process.stderr) if each is not None]
+        streams = (self.process.stdin, self.process.stdout, self.process.stderr)
         # Copies under numbers of our own, so that nobody but their reader ever closes them.
         into, out, errors = [os.dup(stream.fileno()) for stream in streams]
         self.streams = (into, out, errors)
@@ -418,7 +418,10 @@ class SupervisedServer:
 
     def poll(self) -> int | None:
         """The keeper ends with the server's status, when nothing of the server is left."""
-        return self.process.poll()
+        code = self.process.poll()
+        if code is not None:
+            self.process.release()
+        return code
 
     def stop(self) -> None:
         """Have the keeper end everything; forget the folder."""
@@ -431,5 +434,4 @@ class SupervisedServer:
 
     def destroy(self) -> None:
         """Somebody stopped the keeper; the server dies with it."""
-        self.process.kill()
-        self.process.wait()
+        self.process.end()

@@ -14,13 +14,13 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.system.deadline import Deadline
 from surefoot.system.environment import inherited
 from surefoot.system.json import loads
-from surefoot.system.process import kill_tree
+from surefoot.system.process import Child
 from surefoot.tools.python import foreign_host
 from surefoot.tools.python.foreign_host import LINE_CAP
 from surefoot.tools.python.pool import CRASHED, TIMEOUT, UNAVAILABLE, EnvLimits, EnvToolkit
@@ -142,17 +142,14 @@ class ProcessRunner:
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         try:
-            self._process = subprocess.Popen(
-                list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(env),
-                start_new_session=True, bufsize=0,
-            )  # fmt: skip
+            self._process = Child.start(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(env), keep_stderr=_TAIL
+            )
         except (OSError, ValueError) as error:
             raise ToolError(
                 f"{argv[0]} cannot be started: {error}", "it is the Python of a foreign environment", "check the argv"
             ) from error
-        questions, answers, printed = _opened(self._process)
-        self._pipe = LinePipe(answers.fileno(), questions.fileno(), LINE_CAP)
-        self._printed = _Tail(printed)
+        self._pipe = LinePipe(self._process.stdout.fileno(), self._process.stdin.fileno(), LINE_CAP)
         self._lock = threading.Lock()
         self._asked = 0
         self._dead = False
@@ -160,7 +157,7 @@ class ProcessRunner:
     @property
     def alive(self) -> bool:
         """Whether it runs, and was not given up."""
-        return not self._dead and not self._has_ended()
+        return not self._dead and self._process.alive
 
     @property
     def pid(self) -> int:
@@ -193,7 +190,7 @@ class ProcessRunner:
         with self._lock:
             if self.alive and self._asked:
                 self._farewell()
-            self._kill()
+            self._end()
 
     def _farewell(self) -> None:
         line = _line({"id": 0, "ask": "close", "deadline_s": 1.0, "words": {}})
@@ -203,9 +200,9 @@ class ProcessRunner:
             return  # it is ended anyway
 
     def _given_up(self, question: str, what: str, reason: str) -> ToolFailedError:
-        self._kill()
-        printed = self._printed.text()
-        story = f"; it ended with {self._process.returncode}" + (f" after printing: {printed}" if printed else "")
+        self._end()
+        printed = readable(self._process.printed().decode("utf-8", errors="replace").strip()[-1000:], 1000)
+        story = f"; it ended with {self._process.code}" + (f" after printing: {printed}" if printed else "")
         return ToolFailedError(
             f"a foreign environment failed ({question}): {what}{story}",
             "the attempt was not the model's to lose, so it gets no verdict",
@@ -213,53 +210,10 @@ class ProcessRunner:
             reason,
         )
 
-    def _has_ended(self) -> bool:
-        """Looks without burying it: as long as it is not buried, its process group is its own."""
-        try:
-            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:
-            return True
-
-    def _kill(self) -> None:
-        if self._dead:
-            return
-        self._dead = True
-        kill_tree(self._process.pid)
-        self._process.wait()
-        self._printed.join()
-        for stream in _opened(self._process):
-            stream.close()
-
-
-def _opened(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
-    streams = (process.stdin, process.stdout, process.stderr)
-    assert None not in streams, "all three were asked for as pipes"
-    return streams  # type: ignore[return-value]
-
-
-class _Tail:
-    """The last bytes that a process printed; a thread reads them, so that the process never waits for us."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._kept = b""
-        self._stream = stream
-        self._thread = threading.Thread(target=self._read, name="surefoot-foreign-output", daemon=True)
-        self._thread.start()
-
-    def text(self) -> str:
-        """For an error."""
-        return readable(self._kept.decode("utf-8", errors="replace").strip()[-1000:], 1000)
-
-    def join(self) -> None:
-        """Wait a moment for the rest."""
-        self._thread.join(1.0)
-
-    def _read(self) -> None:
-        try:
-            while block := os.read(self._stream.fileno(), 1 << 16):
-                self._kept = (self._kept + block)[-_TAIL:]
-        except (OSError, ValueError):
-            return  # closed under us
+    def _end(self) -> None:
+        if not self._dead:
+            self._dead = True
+            self._process.end()
 
 
 def _line(question: Mapping[str, Any]) -> bytes:
