@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kill_runs import PLAIN, Bench
@@ -249,6 +250,33 @@ def test_an_output_folder_that_others_may_write_to_is_refused_and_another_narrow
         assert "may be written to by everybody" in ended.said or not code
         assert output.stat().st_mode & 0o777 == (0o777 if code else 0o700)
         assert any(output.iterdir()) != bool(code)
+
+
+# -- numbers that cannot be ---------------------------------------------------------------------------
+
+
+def test_a_ledger_that_claims_a_step_without_end_is_refused_in_time_and_memory(bench: Bench, fresh: Fresh) -> None:
+    """Found by mutation 473: every step up to it was looked for before any was missed."""
+
+    def claim(records: list[dict[str, Any]]) -> None:
+        trained = [record for record in records if record["event"] == "ledger.train"]
+        trained[-1]["step"] = 10**18
+
+    scene = fresh()
+    forge_journal(scene.run, claim)
+    found = one(bench, scene, "train")
+    assert (found.code, found.more_mb < 500) == (3, True), found
+    assert "says step 1000000000000000000 was trained" in found.said
+
+
+def test_numbers_that_are_no_text_are_refused_by_line(bench: Bench, fresh: Fresh) -> None:
+    """Found by mutation 927: a byte that no text has, inside the name of a metric, ended a resume as a bug of ours."""
+    scene = fresh()
+    path = scene.run / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"reward"', b'"rew\x8brd"', 1))
+    found = one(bench, scene, "train")
+    assert found.code == 3, found.said
+    assert "metrics.jsonl:" in found.said
 
 
 # -- everything at once -------------------------------------------------------------------------------

@@ -154,10 +154,11 @@ class RunStore:
     def _require_batches(self, step: int, ahead: int, passes: int) -> None:
         """Every step between the checkpoint and the ledger can be repeated exactly, or the resume is refused."""
         begun = range(step - step % passes + 1, ahead + 1, passes)
-        if missing := [first for first in begun if self.batches.find(first) is None]:
+        missing = next((first for first in begun if self.batches.find(first) is None), None)
+        if missing is not None:  # the first will do: a ledger may claim any number of steps
             raise StateError(
                 f"the ledger says step {ahead} was trained, the newest good checkpoint is of step {step}, and the "
-                f"journal no longer holds step {missing[0]}",
+                f"journal no longer holds step {missing}",
                 "the same steps could not be done once more",
                 "bring a newer checkpoint back from a copy, or start a new run from this one (model=...)",
             )

@@ -163,9 +163,8 @@ def _lines(path: Path, why: str) -> Iterator[bytes]:
 
 
 def _parse(path: Path, number: int, data: bytes) -> Row:
-    line = data[:-1].decode("utf-8", errors="surrogateescape")
     try:
-        row = parse(line)
+        row = parse(data[:-1].decode("utf-8"))
     except ValueError as error:
         raise _corrupt(path, number, str(error)) from error
     if not isinstance(row, dict) or next(iter(row), None) != "step":

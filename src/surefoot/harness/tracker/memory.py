@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -142,10 +141,11 @@ def _scrape(node: Mapping[str, Any]) -> str | None:
     import http.client  # slow to load, and few sessions have a cluster
 
     from surefoot.system.connections import DeadlineConnection
+    from surefoot.system.deadline import Deadline
 
     try:
         host, port = str(node.get("NodeManagerAddress")), int(str(node.get("MetricsExportPort")))
-        with contextlib.closing(DeadlineConnection(host, port, time.monotonic() + SCRAPE_S)) as line:
+        with contextlib.closing(DeadlineConnection(host, port, Deadline(SCRAPE_S).ends)) as line:
             line.request("GET", "/metrics")
             with contextlib.closing(line.getresponse()) as answer:
                 return answer.read(20_000_000).decode("utf-8", "replace") if answer.status == 200 else None
