@@ -99,7 +99,9 @@ def told(script: str, **keys: Any) -> tuple[list[Any], int | None, str, list[int
 
     async def story() -> tuple[list[Any], int | None, str]:
         command = (sys.executable, "-S", "-E", "-c", "import json, os, socket\n" + script)
-        process = ServerProcess(Server("x", command=command, **keys), ServerLimits(), counted.append)
+        process = ServerProcess(
+            Server("x", command=command, **keys), ServerLimits(), lambda attempts, host="": counted.append(attempts)
+        )
         said = [message async for message, _ in process.messages()]
         status = await process.exit_status(AMPLE_S)
         process.hear()
