@@ -30,7 +30,7 @@ from surefoot.tools.mcp.lines import WireFault
 from surefoot.tools.mcp.process import NOBODY, hint, refuse_bad_grants, views
 from surefoot.tools.mcp.stdio import ServerProcess
 from surefoot.tools.mcp.toolkit import MCPToolkit, Server, ServerLimits
-from surefoot.tracking.process_logs import FILE, EgressLog, attempts_of
+from surefoot.tracking.process_logs import FILE, EgressLog, attempts_of, hosts_of
 
 pytestmark = [
     pytest.mark.mcp,
@@ -382,6 +382,14 @@ def test_the_count_of_a_run_is_over_all_processes_and_reads_no_strange_file(tmp_
     with open(tmp_path / FILE, "a", encoding="utf-8") as file:
         file.write('{"who": 1}\n[]\nnull\n{"who": "a", "server": "s", "attempts": "x"}\n' + "[" * 5000)
     assert attempts_of(tmp_path) == {"search": 16}
+    assert hosts_of(tmp_path) == {}
+    log = EgressLog(tmp_path)
+    log.note("fetch", 3, hosts={"a.example:443": 2, "b\x1b[31m": 1})
+    log.note("fetch", 9, last=True, hosts={"a.example:443": 8, "b\x1b[31m": 1})
+    with open(tmp_path / FILE, "a", encoding="utf-8") as file:
+        file.write('{"who": "a", "server": "fetch", "attempts": 0, "hosts": [1]}\n')
+    assert attempts_of(tmp_path) == {"search": 16, "fetch": 9}
+    assert hosts_of(tmp_path) == {"fetch": ("a.example:443", r"b\x1b[31m")}
     strange = tmp_path / "strange"
     strange.mkdir()
     (strange / FILE).symlink_to(tmp_path / FILE)

@@ -81,11 +81,13 @@ class SandboxReports:
         """The messages that have come whole since the last look; nonsense is no message."""
         while not self.ended:
             try:
-                data, handed, _, _ = socket.recv_fds(link, _ANSWER_CAP, 1, socket.MSG_CMSG_CLOEXEC)
+                data, handed, _, _ = socket.recv_fds(link, _ANSWER_CAP, 1)
             except BlockingIOError:
                 break
             except OSError:
                 data, handed = b"", []
+            for descriptor in handed:
+                os.set_inheritable(descriptor, False)  # `recv_fds` of Python 3.11 does not look at its flags
             self.descriptors += handed
             self.ended = not data
             self._inbox += data

@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import functools
 import ipaddress
+import resource
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -42,8 +43,8 @@ PORT = 3128
 """Inside the server's own network, where nobody else has one."""
 CONNECTIONS = 16
 """Of one server at a time."""
-_ALL_CONNECTIONS = threading.BoundedSemaphore(128)
-"""Of all servers of this process: each takes two of its descriptors."""
+_ALL_CONNECTIONS = threading.BoundedSemaphore(max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+"""Of all servers of this process. Each takes two descriptors: half of those that it may have are left for the run."""
 _LOOKUPS = threading.BoundedSemaphore(16)
 _PIECE = 64 * 1024
 _LONGEST_ASKED, _LONGEST_READ = 120, 2000
