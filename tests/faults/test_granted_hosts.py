@@ -7,6 +7,7 @@ prove nothing.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.server
 import ipaddress
 import json
@@ -26,6 +27,7 @@ from server_kinds import Belongings
 
 from surefoot.errors import ToolError
 from surefoot.records import Task
+from surefoot.sandbox import host
 from surefoot.sandbox import process as sandbox_link
 from surefoot.sandbox.sandbox import available
 from surefoot.tools.mcp import hosts, proxy
@@ -105,21 +107,21 @@ def fetching(network: Any, log: Path | None = None, **keys: Any) -> Iterator[Any
 
 def test_a_granted_host_is_reached_by_usual_libraries_and_another_port_by_no_way(tmp_path: Path) -> None:
     with site() as granted, site() as other:
-        host, out = f"127.0.0.1:{granted.port}", f"127.0.0.1:{other.port}"
+        home, out = f"127.0.0.1:{granted.port}", f"127.0.0.1:{other.port}"
         ways = {
             "by_urllib": f"http://{out}/x", "by_httpx": f"http://{out}/x", "direct": out, "send": "9",
             "look_up": "example.com",
         }  # fmt: skip
         tricks = [
-            f"CONNECT {out} HTTP/1.1\r\n\r\n", f"CONNECT {out} HTTP/1.1\r\nHost: {host}\r\n\r\n",
-            f"GET http://{out}/ HTTP/1.1\r\nHost: {host}\r\n\r\n", f"GET / HTTP/1.1\r\nHost: {out}\r\n\r\n",
-            f"GET http://{host}@{out}/ HTTP/1.1\r\n\r\n", f"GET http://{host}/\r\nHost: {out}\r\n HTTP/1.1\r\n\r\n",
+            f"CONNECT {out} HTTP/1.1\r\n\r\n", f"CONNECT {out} HTTP/1.1\r\nHost: {home}\r\n\r\n",
+            f"GET http://{out}/ HTTP/1.1\r\nHost: {home}\r\n\r\n", f"GET / HTTP/1.1\r\nHost: {out}\r\n\r\n",
+            f"GET http://{home}@{out}/ HTTP/1.1\r\n\r\n", f"GET http://{home}/\r\nHost: {out}\r\n HTTP/1.1\r\n\r\n",
             f"CONNECT localhost:{other.port} HTTP/1.1\r\n\r\n", f"CONNECT [::1]:{other.port} HTTP/1.1\r\n\r\n",
         ]  # fmt: skip
-        with fetching((host,), tmp_path / "logs") as fetch:
-            assert fetch("by_urllib", f"http://{host}/a") == f"GOT page /a of {granted.port}"
-            assert fetch("by_httpx", f"http://{host}/b") == f"GOT page /b of {granted.port}"
-            assert fetch("raw", f"GET http://{host}/c HTTP/1.1\r\nHost: {out}\r\n\r\n").startswith("GOT HTTP/1.0 200")
+        with fetching((home,), tmp_path / "logs") as fetch:
+            assert fetch("by_urllib", f"http://{home}/a") == f"GOT page /a of {granted.port}"
+            assert fetch("by_httpx", f"http://{home}/b") == f"GOT page /b of {granted.port}"
+            assert fetch("raw", f"GET http://{home}/c HTTP/1.1\r\nHost: {out}\r\n\r\n").startswith("GOT HTTP/1.0 200")
             said = {way: fetch(way, target) for way, target in ways.items()}
             said |= {trick: fetch("raw", trick) for trick in tricks}
             assert {way for way, text in said.items() if not text.startswith("REFUSED")} == set(), said
@@ -147,6 +149,20 @@ def test_planted_a_proxy_that_keeps_no_grants_is_seen(monkeypatch: pytest.Monkey
             assert fetch("by_urllib", f"http://127.0.0.1:{other.port}/x") == f"GOT page /x of {other.port}"
             assert fetch.kit.denied == {}
         assert len(other.visits) == 1
+
+
+def test_without_landlock_the_empty_network_refuses_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    spawn = host.spawn
+
+    def without(streams: Any, *, network: bool = False) -> Any:
+        return dataclasses.replace(spawn(streams, network=network), landlock=0)
+
+    monkeypatch.setattr(host, "spawn", without)
+    with site() as granted, site() as other, fetching((f"127.0.0.1:{granted.port}",)) as fetch:
+        assert fetch("by_urllib", f"http://127.0.0.1:{granted.port}/a").startswith("GOT")
+        assert "Connection refused" in fetch("direct", f"127.0.0.1:{other.port}")
+        assert "unreachable" in fetch("direct", "1.1.1.1:443")
+        assert other.visits == []
 
 
 def test_a_name_that_leads_to_this_machine_is_refused_by_where_it_leads(

@@ -70,9 +70,20 @@ def site() -> Iterator[http.server.ThreadingHTTPServer]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        pytest.param([], id="local"),
+        pytest.param(
+            ["runtime.kind=ray", "runtime.workers=2"], id="ray", marks=[pytest.mark.ray, pytest.mark.turns(3, 1)]
+        ),
+    ],
+)
 def test_a_run_with_a_granted_host_passes_and_its_plan_record_and_report_name_the_grant(
-    tmp_path: Path, site: http.server.ThreadingHTTPServer
+    tmp_path: Path, site: http.server.ThreadingHTTPServer, runtime: list[str]
 ) -> None:
+    if runtime:
+        pytest.importorskip("ray", reason="needs the ray extra")
     host, servers = f"127.0.0.1:{site.server_address[1]}", ROOT / "examples/servers"
     (tmp_path / "fetching.py").write_text(FETCHING)
     entry = {
@@ -81,7 +92,7 @@ def test_a_run_with_a_granted_host_passes_and_its_plan_record_and_report_name_th
         "probe": {"tool": "evaluate", "arguments": {"expression": "6*7"}, "expect": "42"},
     }  # fmt: skip
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"calculator": entry}}))
-    words = [CONFIG, *TINY, f"tools.servers={tmp_path}/mcp.json"]
+    words = [CONFIG, *TINY, *runtime, f"tools.servers={tmp_path}/mcp.json"]
     grant = f"contained, reads {servers}, reaches {host} and no other host"
     plan = surefoot("train", "--dry-run", *words, cwd=tmp_path, run="")
     assert f"calculator: {grant}" in plan.out + plan.err
