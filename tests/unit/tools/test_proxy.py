@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import random
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -317,6 +318,56 @@ def test_planted_a_reader_that_takes_the_first_of_two_lengths_lets_a_second_requ
         parse(head)
     monkeypatch.setattr(http1, "_framing", lambda fields, version: (5, False))
     assert isinstance(parse(head), HttpRequest)
+
+
+SEEDS = [
+    b"POST http://a.example:81/x?y HTTP/1.1\r\nHost: b\r\nContent-Length: 5\r\nConnection: X-Y\r\nX-Y: 1",
+    b"POST http://a.example/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\nTE: trailers\r\nX: \tz ",
+    b"CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\nProxy-Authorization: x",
+]
+PIECES = [
+    b"\r\n",
+    b"\r",
+    b"\n",
+    b"\0",
+    b" ",
+    b":",
+    b"@",
+    b"#",
+    b"/",
+    b"//",
+    b"\t",
+    b"\xff",
+    b"Content-Length: 5\r\n",
+    b"chunked",
+]
+
+
+def test_whatever_a_head_is_it_is_refused_or_understood_in_one_way() -> None:
+    """Heads with a few places changed: what is not refused goes on as one request, to one host, with one count."""
+    chance, understood = random.Random(0), 0
+    for _ in range(20_000):
+        head = bytearray(chance.choice(SEEDS))
+        for _ in range(chance.randint(1, 3)):
+            at = chance.randrange(len(head) + 1)
+            head[at : at + chance.randint(0, 3)] = chance.choice([*PIECES, bytes([chance.randrange(256)])])
+        try:
+            request = parse(bytes(head))
+        except RequestRefused:
+            continue
+        understood += 1
+        assert hosts.split(request.asked) == (request.host, request.port)
+        if request.tunnel:
+            continue
+        sent = request.forwarded()
+        first, *lines = sent.removesuffix(b"\r\n\r\n").split(b"\r\n")
+        names = [line.partition(b":")[0].lower() for line in lines]
+        assert sent.count(b"\r\n\r\n") == 1, head
+        assert (sent.count(b"\n"), sent.count(b"\r")) == (len(lines) + 2, len(lines) + 2), head
+        assert (first.count(b" "), names.count(b"host"), names.count(b"connection")) == (2, 1, 1), head
+        assert names.count(b"content-length") + names.count(b"transfer-encoding") <= 1, head
+        assert not {b"te", b"proxy-authorization", b"upgrade"} & set(names), head
+    assert understood > 1000, "teeth: not everything is refused"
 
 
 # -- everything ends ---------------------------------------------------------------------------------
