@@ -12,7 +12,8 @@ use it: a new client for every call, and one client per rollout, called from one
     stdio    one server process per session (a plain script, without the SDK)
     size     resident memory of this process per open session, in memory, in a process of its own
     faults   100 sessions on servers of their own, 1 of which hangs and 1 crashes: what the other 98 notice
-    contained  the same server in a sandbox (the default) and without: its start to the first answer, and a call
+    contained  the same server in a sandbox (the default) and without: its start to the first answer, and a call;
+             and contained with a granted host, whose proxy stands ready, against contained without network
 """
 
 from __future__ import annotations
@@ -207,17 +208,17 @@ def fault_round(servers: Sequence[Server], sick: dict[int, str], sessions: int) 
 
 
 # -- containment -------------------------------------------------------------------------------------
-def run_starts(kit: MCPToolkit, sandbox: bool, times: int) -> Sample:
+def run_starts(kit: MCPToolkit, side: str, times: int) -> Sample:
     """Rollouts with a server of their own, one after the other: process, handshake, list of tools, one call."""
     began, said = time.perf_counter(), list[str]()
     for number in range(times):
         box = kit.open(TASK, f"bench/{number}", 0)
         said.append(box.call("s__echo", {"text": str(number)}, AMPLE_S).text)
         box.close()
-    return Sample(side_of(sandbox), time.perf_counter() - began, {"said": said})
+    return Sample(side, time.perf_counter() - began, {"said": said})
 
 
-def run_calls(kit: MCPToolkit, sandbox: bool, times: int) -> Sample:
+def run_calls(kit: MCPToolkit, side: str, times: int) -> Sample:
     """Calls of one rollout, whose server is up."""
     box = kit.open(TASK, "bench/calls", 0)
     box.call("s__echo", {"text": "first"}, AMPLE_S)
@@ -225,40 +226,48 @@ def run_calls(kit: MCPToolkit, sandbox: bool, times: int) -> Sample:
     said = [box.call("s__echo", {"text": str(number)}, AMPLE_S).text for number in range(times)]
     seconds = time.perf_counter() - began
     box.close()
-    return Sample(side_of(sandbox), seconds, {"said": said})
+    return Sample(side, seconds, {"said": said})
 
 
-def side_of(sandbox: bool) -> str:
-    return "contained" if sandbox else "uncontained"
+SIDES: dict[str, dict[str, Any]] = {
+    "contained": {}, "uncontained": {"sandbox": False}, "granted a host": {"network": ("api.example.com",)},
+}  # fmt: skip
 
 
 def contained_rows(args: Any, journal: Journal, load: Callable[[], Any]) -> list[Row]:
-    """Contained against uncontained, in turns, on two toolkits that are both up."""
-    kits = {each: MCPToolkit([Server("s", command=command(), sandbox=each)], LIMITS) for each in (True, False)}
+    """One side against another, in turns, on toolkits that are all up."""
+    kits = {side: MCPToolkit([Server("s", command=command(), **keys)], LIMITS) for side, keys in SIDES.items()}
     rows = []
     try:
         for kit in kits.values():
             kit.start()
         works = {"start to first answer": (run_starts, 2 if args.quick else 8), "a call": (run_calls, 200)}
-        for cell, (work, times) in works.items():
-            pairs = alternate(
-                lambda work=work, times=times: work(kits[True], True, times),  # type: ignore[misc]
-                lambda work=work, times=times: work(kits[False], False, times),  # type: ignore[misc]
-                pairs=args.pairs or (2 if args.quick else 15), redo=0 if args.allow_dirty else None,
-                record=journal.pair(f"contained, {cell}"),
-            )  # fmt: skip
-            ours, theirs = medians(pairs, allow_dirty=args.allow_dirty)
-            ratio = compare(pairs, allow_dirty=args.allow_dirty)
-            rows.append(Row(
-                "mcp_calls", f"contained server, {cell}", f"{1000 * ours / times:.2f} ms",
-                f"uncontained {1000 * theirs / times:.2f} ms", f"{ratio}{dirt(pairs, allow_dirty=args.allow_dirty)}",
-                note="contained: a plain script over stdio, one at a time, in alternating pairs; above 1x contained "
-                f"is faster; {100 * load().share:.0f} % of the machine's time went to others.",
-            ))  # fmt: skip
+        for ours, theirs in (("contained", "uncontained"), ("granted a host", "contained")):
+            for cell, (work, times) in works.items():
+                pairs = alternate(
+                    lambda work=work, times=times, side=ours: work(kits[side], side, times),  # type: ignore[misc]
+                    lambda work=work, times=times, side=theirs: work(kits[side], side, times),  # type: ignore[misc]
+                    pairs=args.pairs or (2 if args.quick else 15), redo=0 if args.allow_dirty else None,
+                    record=journal.pair(f"{ours}, {cell}"),
+                )  # fmt: skip
+                rows.append(contained_row(ours, theirs, cell, times, pairs, args, load().share))
     finally:
         for kit in kits.values():
             kit.close()
     return rows
+
+
+def contained_row(
+    ours: str, theirs: str, cell: str, times: int, pairs: Sequence[Pair], args: Any, busy: float
+) -> Row:  # fmt: skip
+    mine, other = medians(pairs, allow_dirty=args.allow_dirty)
+    ratio = compare(pairs, allow_dirty=args.allow_dirty)
+    return Row(
+        "mcp_calls", f"{ours} server, {cell}", f"{1000 * mine / times:.2f} ms",
+        f"{theirs} {1000 * other / times:.2f} ms", f"{ratio}{dirt(pairs, allow_dirty=args.allow_dirty)}",
+        note=f"{ours}: a plain script over stdio, one at a time, in alternating pairs; above 1x {ours} "
+        f"is faster; {100 * busy:.0f} % of the machine's time went to others.",
+    )  # fmt: skip
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ from surefoot.tools.mcp.lines import WireFault
 from surefoot.tools.mcp.process import NOBODY, hint, refuse_bad_grants, views
 from surefoot.tools.mcp.stdio import ServerProcess
 from surefoot.tools.mcp.toolkit import MCPToolkit, Server, ServerLimits
-from surefoot.tracking.process_logs import FILE, EgressLog, attempts_of
+from surefoot.tracking.process_logs import FILE, EgressLog, attempts_of, hosts_of
 
 pytestmark = [
     pytest.mark.mcp,
@@ -100,7 +100,9 @@ def told(script: str, **keys: Any) -> tuple[list[Any], int | None, str, list[int
 
     async def story() -> tuple[list[Any], int | None, str]:
         command = (sys.executable, "-S", "-E", "-c", "import json, os, socket\n" + script)
-        process = ServerProcess(Server("x", command=command, **keys), ServerLimits(), counted.append)
+        process = ServerProcess(
+            Server("x", command=command, **keys), ServerLimits(), lambda attempts, host="": counted.append(attempts)
+        )
         said = [message async for message, _ in process.messages()]
         status = await process.exit_status(AMPLE_S)
         process.hear()
@@ -381,6 +383,14 @@ def test_the_count_of_a_run_is_over_all_processes_and_reads_no_strange_file(tmp_
     with open(tmp_path / FILE, "a", encoding="utf-8") as file:
         file.write('{"who": 1}\n[]\nnull\n{"who": "a", "server": "s", "attempts": "x"}\n' + "[" * 5000)
     assert attempts_of(tmp_path) == {"search": 16}
+    assert hosts_of(tmp_path) == {}
+    log = EgressLog(tmp_path)
+    log.note("fetch", 3, hosts={"a.example:443": 2, "b\x1b[31m": 1})
+    log.note("fetch", 9, last=True, hosts={"a.example:443": 8, "b\x1b[31m": 1})
+    with open(tmp_path / FILE, "a", encoding="utf-8") as file:
+        file.write('{"who": "a", "server": "fetch", "attempts": 0, "hosts": [1]}\n')
+    assert attempts_of(tmp_path) == {"search": 16, "fetch": 9}
+    assert hosts_of(tmp_path) == {"fetch": ("a.example:443", r"b\x1b[31m")}
     strange = tmp_path / "strange"
     strange.mkdir()
     (strange / FILE).symlink_to(tmp_path / FILE)

@@ -255,8 +255,10 @@ def _tools(words: Sequence[str], call: tuple[str, str] | None) -> int:
 
 
 def _egress(toolkit: Toolkit) -> Iterator[str]:
+    asked = getattr(toolkit, "asked", {})
     for name, attempts in getattr(toolkit, "denied", {}).items():
-        yield f"egress    {name} tried to reach the network {attempts} times, and was refused"
+        named = f" (asked for {', '.join(asked[name][:5])})" if name in asked else ""
+        yield f"egress    {name} tried to reach the network {attempts} times, and was refused{named}"
 
 
 def _loaded(words: Sequence[str]) -> LoadedConfig:

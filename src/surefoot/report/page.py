@@ -23,7 +23,7 @@ from surefoot.report.charts import absent, card, charts, steps_on_the_clock, tol
 from surefoot.report.data import RunData, read_run
 from surefoot.report.markup import esc, foreign, local, page, section, table
 from surefoot.system.text import redact
-from surefoot.tracking.process_logs import attempts_of
+from surefoot.tracking.process_logs import attempts_of, hosts_of
 from surefoot.tracking.text import counted, duration, number, size
 from surefoot.tracking.whole_file import replace_file
 
@@ -341,9 +341,10 @@ def _tool_servers(data: RunData) -> Iterator[tuple[str, str]]:
     servers = data.environment.get("tool_servers")
     if not isinstance(servers, Mapping) or not servers:
         return
-    denied = attempts_of(data.root / "logs")
+    denied, asked = attempts_of(data.root / "logs"), hosts_of(data.root / "logs")
     for name, reach in list(servers.items())[:100]:
         tried = f"; tried to reach the network {denied[name]} times, and was refused" if denied.get(name) else ""
+        tried += f" (asked for {', '.join(asked[name][:10])})" if asked.get(name) else ""
         yield f"tool server {name}", local(f"{reach}{tried}")
 
 

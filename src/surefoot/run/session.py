@@ -75,7 +75,7 @@ from surefoot.storage.run_journal import assert_same_run, recorded_facts
 from surefoot.system.heartbeat import last_heartbeat
 from surefoot.system.signals import StopRequested, StopSignals
 from surefoot.system.text import printable
-from surefoot.tracking.process_logs import attempts_of
+from surefoot.tracking.process_logs import attempts_of, hosts_of
 from surefoot.tracking.sinks import Sinks, check_sinks
 
 if TYPE_CHECKING:
@@ -362,10 +362,13 @@ def _write_environment(ctx: RunContext) -> None:
 
 
 def _warn_of_egress(logs: Path, view: View) -> None:
+    asked = hosts_of(logs)
     for server, attempts in attempts_of(logs).items():
+        named = f" (asked for {', '.join(asked[server][:5])})" if server in asked else ""
         view.warn(
-            f"tool server {printable(server)[:40]} tried to reach the network {attempts} times in this run: refused",
-            'look at what it wants there; "network": true in the servers file grants it',
+            f"tool server {printable(server)[:40]} tried to reach the network {attempts} times in this run: refused"
+            + named,
+            'look at what it wants there; "network" in the servers file grants it, host by host or whole',
         )
 
 

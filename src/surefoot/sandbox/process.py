@@ -74,16 +74,21 @@ class SandboxReports:
         self._inbox = bytearray()
         self.ended = False
         """Whether nothing will come any more."""
+        self.descriptors: list[int] = []
+        """Handed out of the sandbox; whoever takes one off closes it."""
 
     def read(self, link: socket.socket) -> list[dict[str, Any]]:
         """The messages that have come whole since the last look; nonsense is no message."""
         while not self.ended:
             try:
-                data = link.recv(_ANSWER_CAP)
+                data, handed, _, _ = socket.recv_fds(link, _ANSWER_CAP, 1)
             except BlockingIOError:
                 break
             except OSError:
-                data = b""
+                data, handed = b"", []
+            for descriptor in handed:
+                os.set_inheritable(descriptor, False)  # `recv_fds` of Python 3.11 does not look at its flags
+            self.descriptors += handed
             self.ended = not data
             self._inbox += data
         found: list[dict[str, Any]] = []
@@ -92,6 +97,11 @@ class SandboxReports:
                 with contextlib.suppress(ValueError):
                     found.append(json.loads(frame))
         return found
+
+    def close(self) -> None:
+        """Give back what was handed out and nobody took."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
 
 class SandboxServer:

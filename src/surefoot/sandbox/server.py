@@ -136,6 +136,8 @@ def run_init(
         link = _place(streams, link, keeper)
         request = _read_request(link)
         if request is not None:
+            if request.get("listen"):
+                _hand_out(link, walls.listen_within(request["listen"]))
             _prepare(request, len(streams) + 1, switch_user)
             _report(link, _run(request, len(streams), filters, link))
     except OSError as error:
@@ -162,6 +164,12 @@ def _read_request(link: socket.socket) -> dict[str, Any] | None:
     return request
 
 
+def _hand_out(link: socket.socket, listener: socket.socket) -> None:
+    """Give the caller a socket of this network, which stays one whoever holds it; nobody keeps it here."""
+    with listener:
+        socket.send_fds(link, [pack(json.dumps({"listening": True}).encode())], [listener.fileno()])
+
+
 def _prepare(request: Mapping[str, Any], keeper: int, switch_user: bool) -> None:
     """Close every door that can be closed before the program is born."""
     walls.set_host_name("sandbox")
@@ -181,7 +189,8 @@ def _prepare(request: Mapping[str, Any], keeper: int, switch_user: bool) -> None
     walls.hide_from_siblings()
     walls.write_files(request["files"])
     network = request.get("filter") == walls.NETWORK
-    walls.restrict(request["landlock"], [walls.SCRATCH, *writable], walls.DEVICES, network=network)
+    folders, door = [walls.SCRATCH, *writable], request.get("listen")
+    walls.restrict(request["landlock"], folders, walls.DEVICES, network=network, connect=door)
     os.chdir(request.get("cwd") or walls.SCRATCH)
 
 
@@ -234,8 +243,9 @@ def _become(
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; an exec would hand that on
             signal.signal(number, signal.SIG_DFL)
         _limit(request)
-        filter_program = filters[request.get("filter", walls.PLAIN)]
-        if counter is not None and counter.be_told(filters[walls.TELLING]):
+        name = request.get("filter", walls.PLAIN)
+        filter_program = filters[name]
+        if counter is not None and counter.be_told(filters[walls.TELLING_ON.get(name, walls.TELLING)]):
             filter_program = filters[walls.NETWORK]  # what that one lets through, the listener refuses
         walls.install(filter_program)
         if argv:  # none: somebody only asks whether all doors close

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import signal
+import socket
 import struct
 from collections.abc import Mapping, Sequence
 
@@ -145,7 +147,7 @@ _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
 _TRUNCATE = 1 << 14
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """How many rights over files each version knows."""
-_TCP_BIND_CONNECT = 0b11
+_TCP_BIND_CONNECT, _TCP_CONNECT, _NET_PORT = 0b11, 0b10, 2
 _ABSTRACT_SOCKETS_AND_SIGNALS = 0b11
 
 
@@ -157,11 +159,14 @@ def version() -> int:
         return 0
 
 
-def restrict(known: int, writable: Sequence[str], devices: Sequence[str], *, network: bool = False) -> None:
+def restrict(
+    known: int, writable: Sequence[str], devices: Sequence[str], *, network: bool = False, connect: int | None = None
+) -> None:
     """Bind this process, and all it becomes, to the rules. Needs no_new_privs.
 
     Args:
         network: leave connections alone.
+        connect: the one TCP port that may be connected to.
     """
     if known == 0:
         return
@@ -178,6 +183,9 @@ def restrict(known: int, writable: Sequence[str], devices: Sequence[str], *, net
             _allow(rules, folder, everything & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK))
         for device in devices:
             _allow(rules, device, (_READ_FILE | _WRITE_FILE | _TRUNCATE) & everything)
+        if connect is not None and known >= 4 and not network:
+            port = struct.pack("=QQ", _TCP_CONNECT, connect)
+            syscall(f"landlock rule for port {connect}", _ADD_RULE, rules, _NET_PORT, port, 0)
         syscall("landlock", _RESTRICT, rules, 0)
     finally:
         os.close(rules)
@@ -240,11 +248,11 @@ _TERMINAL_INPUT = (0x5412, 0x541C, 0x5423)
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
-_STREAM, _SEQUENCED, _KIND_OF_SOCKET = 1, 5, 0xF
+_STREAM, _SEQUENCED, _KIND_OF_SOCKET, _TCP = 1, 5, 0xF, 6
 
 _LOAD, _AND, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERROR, _NOTIFY = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
-_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
+_NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
 _SET_SECCOMP, _MODE_FILTER = 22, 2
 _SET_MODE_FILTER, _NEW_LISTENER = 1, 8
 _DENY, _NO_SUCH_CALL = _ERROR | errno.EPERM, _ERROR | errno.ENOSYS
@@ -253,23 +261,38 @@ Instruction = tuple[int, int, int, int]
 
 
 PLAIN, NETWORK, TELLING = "plain", "network", "telling"
+HOSTS, TELLING_HOSTS = "hosts", "telling hosts"
+TELLING_ON = {HOSTS: TELLING_HOSTS}
+"""Filter -> the one that tells of what it refuses, where that is not `TELLING`."""
 
 
 def programs() -> dict[str, bytes]:
-    """The filters for this machine: no socket at all; internet sockets; and one that tells a listener of those.
+    """The filters for this machine: no socket at all; internet sockets; TCP sockets; and two that tell a listener.
 
-    The last one refuses nothing else: it stands behind the second, and its listener answers in the kernel's place.
+    Those refuse nothing else: they stand behind the second, and their listener answers in the kernel's place.
     """
     families = _when(_EQUAL, _AF_INET, _NOTIFY) + _when(_EQUAL, _AF_INET6, _NOTIFY)
     telling = [(_LOAD, 0, 0, _NR), *_argument_check(number(_SOCKET), _ARG0, families), (_RETURN, 0, 0, _ALLOW)]
-    return {PLAIN: program(), NETWORK: program(_ALLOW), TELLING: _packed(telling)}
+    not_tcp = [*_when(_EQUAL, _AF_INET6, _NOTIFY), *_unless(_EQUAL, _AF_INET, _ALLOW), *_tcp_only(_NOTIFY)]
+    telling_hosts = [(_LOAD, 0, 0, _NR), *_argument_check(number(_SOCKET), _ARG0, not_tcp), (_RETURN, 0, 0, _ALLOW)]
+    return {
+        PLAIN: program(), NETWORK: program(_ALLOW), TELLING: _packed(telling),
+        HOSTS: program(tcp_only=True), TELLING_HOSTS: _packed(telling_hosts),
+    }  # fmt: skip
 
 
-def program(internet: int = _DENY) -> bytes:
+def _tcp_only(otherwise: int) -> list[Instruction]:
+    """Of sockets of one family: streams of its usual protocol, which is TCP, and no others (SCTP, MPTCP)."""
+    stream = [(_LOAD, 0, 0, _ARG1), (_AND, 0, 0, _KIND_OF_SOCKET), *_unless(_EQUAL, _STREAM, otherwise)]
+    return [*stream, (_LOAD, 0, 0, _ARG2), *_when(_EQUAL, 0, _ALLOW), *_unless(_EQUAL, _TCP, otherwise)]
+
+
+def program(internet: int = _DENY, *, tcp_only: bool = False) -> bytes:
     """A filter for this machine, as the kernel reads it.
 
     Args:
         internet: what becomes of a call that asks for an internet socket. Sockets of other kinds are always refused.
+        tcp_only: let sockets for TCP over IPv4 through, whatever becomes of the others.
     """
     lines: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, _AUDIT[platform.machine()]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NR),
@@ -282,6 +305,8 @@ def program(internet: int = _DENY) -> bytes:
             lines += _when(_EQUAL, number(numbers), _DENY)
     lines += _argument_check(number(_CLONE), _ARG0, _when(_ANY_BIT, _NEW_NAMESPACE_FLAGS, _DENY))
     families = _when(_EQUAL, _AF_INET, internet) + _when(_EQUAL, _AF_INET6, internet)
+    if tcp_only:
+        families = [*_unless(_EQUAL, _AF_INET, _DENY), *_tcp_only(_DENY), (_RETURN, 0, 0, _ALLOW)]
     lines += _argument_check(number(_SOCKET), _ARG0, [*families, (_RETURN, 0, 0, _DENY)])
     kinds = [(_LOAD, 0, 0, _ARG1), (_AND, 0, 0, _KIND_OF_SOCKET), *_when(_EQUAL, _STREAM, _ALLOW)]
     pair = [*_unless(_EQUAL, _AF_UNIX, _DENY), *kinds, *_unless(_EQUAL, _SEQUENCED, _DENY)]
@@ -328,6 +353,32 @@ def _header(filter_program: bytes) -> tuple[bytes, object]:
     """What the kernel is given, and the memory that it points to."""
     buffer = ctypes.create_string_buffer(filter_program, len(filter_program))
     return struct.pack("HxxxxxxP", len(filter_program) // 8, ctypes.addressof(buffer)), buffer
+
+
+# -- The loopback device of a new network, and a door in it ----------------------------------------
+
+
+_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
+_WAITING = 64
+"""Connections that wait in the kernel until somebody takes them."""
+
+
+def listen_within(port: int) -> socket.socket:
+    """A listening socket on 127.0.0.1 of the network that this process is in, whose loopback device is switched on."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            _, flags = struct.unpack("16sH22x", fcntl.ioctl(asking, _GET_FLAGS, struct.pack("16sH22x", b"lo", 0)))
+            fcntl.ioctl(asking, _SET_FLAGS, struct.pack("16sH22x", b"lo", flags | _UP))
+        except OSError as error:
+            raise OSError(error.errno, f"switch on the loopback device: {error.strerror}") from error
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.bind(("127.0.0.1", port))
+        listener.listen(_WAITING)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"listen on 127.0.0.1:{port} inside: {error.strerror}") from error
+    return listener
 
 
 # -- The empty root: what contained code sees of the file system ----------------------------------

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from surefoot.system.text import printable
@@ -69,6 +70,7 @@ def safe_tail(data: bytes, most: int) -> str:
 
 FILE = "egress.jsonl"
 _LARGEST = 1 << 20
+_LONGEST_HOST = 120
 
 
 class EgressLog:
@@ -78,11 +80,14 @@ class EgressLog:
         self._folder, self._who = folder, f"{os.getpid()}-{time.time_ns()}"
         self._told: dict[str, int] = {}
 
-    def note(self, server: str, attempts: int, *, last: bool = False) -> None:
+    def note(
+        self, server: str, attempts: int, *, last: bool = False, hosts: Mapping[str, int] | None = None
+    ) -> None:  # fmt: skip
         """So many attempts of this server until now; an OSError when that cannot be written.
 
         Args:
             last: there will be no further note, so that the exact count is due.
+            hosts: how many of them asked for which host, where that is known; safe to print.
         """
         told = self._told.get(server, 0)
         if self._folder is None or attempts <= told or (attempts < 2 * told and not last):
@@ -90,7 +95,8 @@ class EgressLog:
         self._told[server] = attempts
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        line = json.dumps({"who": self._who, "server": server, "attempts": attempts}) + "\n"
+        row = {"who": self._who, "server": server, "attempts": attempts} | ({"hosts": dict(hosts)} if hosts else {})
+        line = json.dumps(row) + "\n"
         with open(os.open(self._folder / FILE, flags, 0o600), "a", encoding="utf-8") as file:
             file.write(line)
 
@@ -98,17 +104,32 @@ class EgressLog:
 def attempts_of(folder: Path) -> dict[str, int]:
     """Server -> attempts, over all processes of the run; empty where nothing was counted."""
     counted: dict[tuple[str, str], int] = {}
-    for line in _text(folder / FILE).splitlines():
-        try:
-            row = json.loads(line)
-            who, server, attempts = str(row["who"]), str(row["server"]), int(row["attempts"])
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
+    for who, server, attempts, _ in _rows(folder):
         counted[who, server] = max(attempts, counted.get((who, server), 0))
     totals: dict[str, int] = {}
     for (_, server), attempts in counted.items():
         totals[server] = totals.get(server, 0) + attempts
     return totals
+
+
+def hosts_of(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Server -> hosts that it asked for and was refused, safe to print; empty where no hosts were granted."""
+    found: dict[str, dict[str, None]] = {}
+    for _, server, _, hosts in _rows(folder):
+        found.setdefault(server, {}).update(dict.fromkeys(printable(host)[:_LONGEST_HOST] for host in hosts))
+    return {server: tuple(hosts) for server, hosts in found.items() if hosts}
+
+
+def _rows(folder: Path) -> Iterator[tuple[str, str, int, list[str]]]:
+    """Who, server, attempts and hosts, of every line that has them."""
+    for line in _text(folder / FILE).splitlines():
+        try:
+            row = json.loads(line)
+            who, server, attempts = str(row["who"]), str(row["server"]), int(row["attempts"])
+            hosts = row.get("hosts")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        yield who, server, attempts, list(hosts) if isinstance(hosts, dict) else []
 
 
 def _text(path: Path) -> str:

@@ -379,6 +379,23 @@ def test_planted_an_environment_that_is_handed_on_is_seen(monkeypatch: pytest.Mo
     assert Sandbox().run_python(code).stdout == "jewels\n"
 
 
+def test_a_descriptor_that_is_handed_out_arrives_with_its_report_for_us_alone_and_is_given_back() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(os.devnull, "rb") as file:
+        ours.setblocking(False)
+        reports = process.SandboxReports()
+        theirs.sendall(pack(b'{"egress": 1}'))
+        socket.send_fds(theirs, [pack(b'{"listening": true}')], [file.fileno()])
+        theirs.sendall(pack(b'{"exit": 0}'))
+        assert reports.read(ours) == [{"egress": 1}, {"listening": True}, {"exit": 0}]
+        [handed] = reports.descriptors
+        assert (os.get_inheritable(handed), os.fstat(handed)) == (False, os.fstat(file.fileno()))
+        reports.close()
+        reports.close()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(handed)
+
+
 def test_reports_come_whole_however_they_are_cut_and_nonsense_is_none() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

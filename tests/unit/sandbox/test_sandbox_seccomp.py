@@ -94,6 +94,21 @@ def test_only_the_filter_of_a_granted_network_lets_internet_sockets_through() ->
             assert judge(here(numbers), filtered_by="network") == EPERM
 
 
+def test_the_filter_of_granted_hosts_lets_tcp_over_ipv4_through_and_tells_of_every_other_internet_socket() -> None:
+    socket, tell, flags = here((41, 198)), 0x7FC00000, 0x80800
+    for family in (0, 1, 2, 10, 16, 17, 38, 40):
+        for kind in (0, 1, 2, 3, 4, 5, 6, 10):
+            for protocol in (0, 1, 6, 17, 132, 262):
+                tcp = (family, kind) == (2, 1) and protocol in (0, 6)
+                asked = (socket, family, kind | flags, protocol)
+                assert judge(*asked, filtered_by="hosts") == (ALLOW if tcp else EPERM), asked
+                told = family in (2, 10) and not tcp
+                assert judge(*asked, filtered_by="telling hosts") == (tell if told else ALLOW), asked
+    for numbers in walls.REFUSED.values():
+        if here(numbers) >= 0:
+            assert judge(here(numbers), filtered_by="hosts") == EPERM
+
+
 def test_the_upper_half_of_an_argument_does_not_hide_a_flag() -> None:
     assert judge(here((56, 220)), 0x10000011 | 1 << 40) == EPERM
     assert judge(here((16, 29)), 0, 0x5412 | 1 << 40) == EPERM, "the kernel reads 32 bits of a request"

@@ -58,6 +58,11 @@ def test_a_server_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"mcpServers": {"a": {"command": "x", "connections": True}}}, "connections is a bool"),
         ({"mcpServers": {"a": {"command": "x", "sandbox": "no"}}}, "sandbox is a str, it must be a bool"),
         ({"mcpServers": {"a": {"command": "x", "read": [1]}}}, "read holds something"),
+        ({"mcpServers": {"a": {"command": "x", "network": "api.example.com"}}}, "must be a bool or a list"),
+        ({"mcpServers": {"a": {"command": "x", "network": [1]}}}, "network holds something"),
+        ({"mcpServers": {"a": {"command": "x", "network": []}}}, "a list of hosts with at least one"),
+        ({"mcpServers": {"a": {"command": "x", "network": ["x.example", "http://x"]}}}, "grants 'http://x'.*no scheme"),
+        ({"mcpServers": {"a": {"url": "http://x", "network": ["x.example"]}}}, "no command that we start"),
         ({"mcpServers": {"a": {"url": "http://x", "sandbox": True}}}, "not ours to contain"),
         ({"mcpServers": {"a": {"command": "x", "sandbox": False, "write": ["y"]}}}, "has all of it"),
         ({"mcpServers": {"a": {"command": "x", "sandobx": False}}}, "did you mean sandbox"),
@@ -88,6 +93,12 @@ def test_a_server_is_contained_and_granted_what_its_entry_says(tmp_path: Path) -
     assert granted.read == (tmp_path / "data", tmp_path / "data")
     assert (granted.contained, granted.write, granted.network) == (True, (Path("/srv"),), True)
     assert (free.contained, free.sandbox) == (False, False)
+
+
+def test_a_list_of_hosts_is_granted_as_it_is_written(tmp_path: Path) -> None:
+    table = {"mcpServers": {"a": {"command": "x", "network": ["api.example.com", "127.0.0.1:9000"]}}}
+    [server] = read_servers(written(tmp_path, table))[0]
+    assert server.network == ("api.example.com", "127.0.0.1:9000")
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:

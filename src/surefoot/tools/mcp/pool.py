@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from surefoot.errors import ToolError
@@ -44,6 +44,7 @@ class Counts(Counter[str]):
             self[name] += times
 
 
+_MOST_ASKED, OTHERS = 50, "other hosts"
 STARTS = 8
 """Processes that are being started at any time: more would only make each other late."""
 
@@ -58,6 +59,8 @@ class Pool:
         """Standard error of the last connection that failed."""
         self.denied = 0
         """Attempts of its processes to reach the network, all refused."""
+        self.asked: Counter[str] = Counter()
+        """Whom its processes asked for in those, where that is known; the most of them are kept apart."""
         self._era = NegotiatedProtocol()
         self._http: Any = None
         self._starts = asyncio.Semaphore(STARTS)
@@ -91,9 +94,11 @@ class Pool:
         self.counts.add("connections")
         return connection
 
-    def _denied(self, attempts: int) -> None:
+    def _denied(self, attempts: int, host: str = "") -> None:
         """A contained server tried to reach the network so often; 0 says that nobody can count here."""
         self.denied += attempts
+        if host:
+            self.asked[host if host in self.asked or len(self.asked) < _MOST_ASKED else OTHERS] += attempts
         self.counts.add("egress_denied" if attempts else "egress_not_counted", attempts or 1)
 
     async def _connect_patiently(self) -> Connection:
@@ -259,16 +264,19 @@ async def begin(pool: Pool, pin: str | None, timeout_s: float) -> Listing:
         await _probe(connection, pool.server, timeout_s)
     except WireFault as fault:
         tail = connection.tail() if connection is not None else pool.last_words
-        raise unavailable(pool.server, fault, tail, pool.denied) from fault
+        raise unavailable(pool.server, fault, tail, pool.denied, pool.asked) from fault
     pool.adopt(connection)
     return listing
 
 
-def unavailable(server: Server, fault: WireFault, tail: str, denied: int = 0) -> ToolError:
+def unavailable(
+    server: Server, fault: WireFault, tail: str, denied: int = 0, asked: Iterable[str] = ()
+) -> ToolError:  # fmt: skip
     """A server that the run cannot begin with.
 
     Args:
         denied: how often it tried to reach the network and was refused.
+        asked: hosts that it asked for.
     """
     hint = ""
     loose = [word for word in server.command[1:] if not os.path.isabs(word) and os.path.isfile(word)]
@@ -277,7 +285,7 @@ def unavailable(server: Server, fault: WireFault, tail: str, denied: int = 0) ->
     return ToolError(
         f"tool server {server.name} ({printable(server.place)[:200]}) {fault.text}" + indented(tail),
         "a server is available when it shakes hands, lists its tools and answers its probe as it should",
-        f"run its command by hand and look at what it says{hint}{process.hint(server, tail, denied)}",
+        f"run its command by hand and look at what it says{hint}{process.hint(server, tail, denied, asked)}",
     )
 
 

@@ -16,30 +16,37 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from surefoot.errors import SecurityError, ToolError, ToolFailedError
 from surefoot.sandbox import host
 from surefoot.sandbox.process import SandboxReports
-from surefoot.sandbox.walls import NETWORK, PLAIN, SCRATCH
+from surefoot.sandbox.walls import HOSTS, NETWORK, PLAIN, SCRATCH
 from surefoot.system.frames import pack
 from surefoot.system.process import Child
 from surefoot.tools.mcp import supervisor
+from surefoot.tools.mcp.hosts import HostGrants, in_words
+from surefoot.tools.mcp.proxy import PORT, HostProxy, proxy_variables
 from surefoot.tools.mcp.servers import Server
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _CLOCK = ("/etc/localtime", "/etc/timezone")
-_NETWORK = (
+_NAMES = (
     "/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/services",
-    "/etc/protocols", "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ca-certificates", "/etc/pki/tls/certs",
-    "/etc/pki/ca-trust", "/etc/crypto-policies",
+    "/etc/protocols",
 )  # fmt: skip
-"""How names are looked up and whom to believe: for servers with the network only."""
+"""How names are looked up: for servers with the whole network only."""
+_TRUST = (
+    "/etc/ssl/certs", "/etc/ssl/openssl.cnf", "/etc/ca-certificates", "/etc/pki/tls/certs", "/etc/pki/ca-trust",
+    "/etc/crypto-policies",
+)  # fmt: skip
+"""Whom to believe: for servers with the network, or with hosts."""
 _SHEBANG = re.compile(rb"#!\s*(\S+)")
 _QUOTED_PATH = re.compile(r"['\"](/[^'\"\n]{1,500})['\"]")
 _LONGEST_PTH = 1 << 16
@@ -64,7 +71,7 @@ def words_of(server: Server) -> list[str]:
 
 def views(server: Server) -> list[str]:
     """Paths that are shown read-only, outer ones first."""
-    wanted = [*host.SYSTEM, *_CLOCK, *(_NETWORK if server.network else ())]
+    wanted = [*host.SYSTEM, *_CLOCK, *(_TRUST if server.network else ()), *(_NAMES if server.network is True else ())]
     wanted += [*_installation(program_of(server)), *_named(server)]
     granted = [*server.read, *([server.cwd] if server.cwd is not None else [])]
     wanted += [str(path) for path in granted if host.checked(path)]
@@ -98,8 +105,12 @@ def refuse_bad_grants(server: Server) -> None:
                 )
 
 
-def hint(server: Server, tail: str, denied: int) -> str:
-    """What a contained server that failed may have missed, in words; empty for others."""
+def hint(server: Server, tail: str, denied: int, asked: Iterable[str] = ()) -> str:
+    """What a contained server that failed may have missed, in words; empty for others.
+
+    Args:
+        asked: hosts that it was refused, if it asked for any by name.
+    """
     if not server.contained:
         return ""
     unseen = next(_unseen(server, tail), None)
@@ -107,8 +118,13 @@ def hint(server: Server, tail: str, denied: int) -> str:
     if unseen is not None:
         found.append(f'it cannot see {unseen}, which exists: "read" or "write" in the servers file grants a folder')
     if denied:
-        found.append(f'it tried to reach the network {denied} times, which "network": true grants')
-    known = "it runs contained: it sees the system, its own installation and what it is granted, and has no network"
+        named = ", ".join(list(asked)[:3])
+        found.append(
+            f"it tried to reach {named or 'the network'} {denied} times, which "
+            + ('"network": ["HOST:PORT"] grants' if named else '"network": true grants')
+        )
+    reach = in_words(server.hosts) if server.hosts else "has the network" if server.network else "has no network"
+    known = f"it runs contained: it sees the system, its own installation and what it is granted, and {reach}"
     return f"; {known}; " + ("; ".join(found) or '"read", "write" and "network" in the servers file grant more')
 
 
@@ -257,12 +273,19 @@ class ServerChild(Protocol):
         """The same by force, and wait: for somebody who does not react."""
 
 
-def start_server(server: Server, wrote: Callable[[bytes], None], denied: Callable[[int], None]) -> ServerChild:
+class ToldOfDenied(Protocol):
+    """Who is told of attempts to reach the network that were refused."""
+
+    def __call__(self, attempts: int, host: str = "") -> None:
+        """So many since the last call, 0 when nobody can count; whom they asked for, where that is known."""
+
+
+def start_server(server: Server, wrote: Callable[[bytes], None], denied: ToldOfDenied) -> ServerChild:
     """Start a server; an OSError when that fails.
 
     Args:
         wrote: told what there is to say about a start that failed, like standard error.
-        denied: told how many attempts to reach the network were refused since it was last called.
+        denied: told of attempts to reach the network that were refused.
     """
     return SandboxedServer(server, wrote, denied) if server.contained else SupervisedServer(server)
 
@@ -284,15 +307,17 @@ def refuse_without_walls(server: Server) -> None:
 class SandboxedServer:
     """A server in a sandbox of its own."""
 
-    def __init__(self, server: Server, wrote: Callable[[bytes], None], denied: Callable[[int], None]) -> None:
+    def __init__(self, server: Server, wrote: Callable[[bytes], None], denied: ToldOfDenied) -> None:
         self.folder = SCRATCH
         self._wrote, self._denied = wrote, denied
+        self._grants = HostGrants(server.hosts)
+        self._proxy: HostProxy | None = None
         self._reports, self._report = SandboxReports(), dict[str, Any]()
         self._loop = asyncio.get_running_loop()
         request = _request(server)
         theirs, ours = _pipes()
         try:
-            self._born = host.spawn(theirs, network=server.network)
+            self._born = host.spawn(theirs, network=server.network is True)
         except BaseException as error:
             for descriptor in ours:
                 os.close(descriptor)
@@ -319,6 +344,8 @@ class SandboxedServer:
             self._loop.remove_reader(self._born.link)
 
     def _take(self, said: dict[str, Any]) -> None:
+        if "listening" in said:
+            self._open_proxy()
         if said.get("egress"):
             self._denied(int(said["egress"]))
         if said.get("counted") is False:
@@ -327,6 +354,20 @@ class SandboxedServer:
             self._wrote(f"{said['failed']} (inside the sandbox)\n".encode())
         if {"exit", "failed"} & set(said) and not self._report:
             self._report = said
+
+    def _open_proxy(self) -> None:
+        """Serve the socket that was made inside; a server whose only way out did not arrive is not left to run."""
+        if self._proxy is None and self._reports.descriptors:
+            listener = socket.socket(fileno=self._reports.descriptors.pop())
+            self._proxy = HostProxy(listener, self._grants, lambda host: self._denied(1, host))
+            return
+        self._take({"failed": "no descriptor left to reach the granted hosts by"})
+        self._born.kill()
+
+    def _close_proxy(self) -> None:
+        if self._proxy is not None:
+            self._proxy.close()
+        self._reports.close()
 
     def poll(self) -> int | None:
         """Its exit status once its first process, and with it everything, is gone."""
@@ -337,12 +378,14 @@ class SandboxedServer:
             self._status = code if code >= 0 else 128 - code
             self._loop.remove_reader(self._born.link)
             self._born.close()
+            self._close_proxy()
         return self._status
 
     def stop(self) -> None:
         """SIGKILL to the first process; the kernel ends everything else with it."""
         if self._status is None:
             self._born.kill()
+        self._close_proxy()
 
     def destroy(self) -> None:
         """Nothing survives SIGKILL: wait until the kernel has cleared up."""
@@ -372,11 +415,12 @@ def _pipes() -> tuple[list[int], list[int]]:
 
 
 def _request(server: Server) -> dict[str, Any]:
-    environment = server.environment(SCRATCH)
+    environment = server.environment(SCRATCH) | (proxy_variables() if server.hosts else {})
+    which = HOSTS if server.hosts else NETWORK if server.network else PLAIN
     return {
         **_LIMITS, "argv": words_of(server), "env": environment, "files": [],
         "views": views(server), "writable": writable(server),
-        "filter": NETWORK if server.network else PLAIN, "count_egress": not server.network,
+        "filter": which, "count_egress": which != NETWORK, "listen": PORT if server.hosts else None,
         "cwd": None if server.cwd is None else str(server.cwd),
     }  # fmt: skip
 

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from surefoot.errors import ToolError
 from surefoot.system.connections import holds_credentials, keeps_a_key
 from surefoot.system.json import loads
+from surefoot.tools.mcp.hosts import HostGrant, in_words
 
 MIB = 1 << 20
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ")
@@ -119,8 +120,9 @@ class Server:
     """Folders and files that a contained server may read, beside the system and its own installation."""
     write: tuple[Path, ...] = ()
     """Folders in which a contained server may make and change files."""
-    network: bool = False
-    """Whether a contained server has the network: all of it, this machine's own ports included."""
+    network: bool | tuple[str, ...] = False
+    """What a contained server reaches: nothing; with true all of it, this machine's own ports included; or these hosts,
+    written `host` (ports 443 and 80), `host:port` or `*.domain`, through a proxy that keeps to them."""
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -144,7 +146,13 @@ class Server:
         if not self.sandbox:
             return 'NOT contained ("sandbox": false): your files, your network, your rights'
         grants = [f"reads {path}" for path in self.read] + [f"writes {path}" for path in self.write]
-        return ", ".join(["contained", *grants, "has the network" if self.network else "no network"])
+        whole = "has the network" if self.network else "no network"
+        return ", ".join(["contained", *grants, in_words(self.hosts) if self.hosts else whole])
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that it is granted one by one; empty when it has no network, or all of it."""
+        return () if isinstance(self.network, bool) else tuple(self.network)
 
     @property
     def place(self) -> str:
@@ -178,8 +186,28 @@ class Server:
             return "read, write and network are grants to a contained server; this one " + (
                 "has all of it with sandbox = false" if self.command else "is no command that we start"
             )
+        if problem := self._network_problem():
+            return problem
         if self.token_env is not None and not os.environ.get(self.token_env):
             return f"its token should be in the variable {self.token_env}, which is not set"
+        return None
+
+    def _network_problem(self) -> str | None:
+        """Why `network` is no grant."""
+        given: Any = self.network  # whoever calls us may not check types
+        if isinstance(given, bool):
+            return None
+        if not isinstance(given, tuple | list) or not given or any(not isinstance(each, str) for each in given):
+            return f"network is true, false or a list of hosts with at least one, not {given!r}"
+        for each in given:
+            try:
+                HostGrant.read(each)
+            except ValueError as error:
+                shown = each.rpartition("@")[2][:200]  # a password is not repeated
+                return f"network grants {shown!r}, which is no host or host:port: {error}"
+        taken = sorted({"http_proxy", "https_proxy", "all_proxy", "no_proxy"} & {name.lower() for name in self.env})
+        if taken:
+            return f"its variables set {taken[0]}, and granted hosts are reached through a proxy of ours, named there"
         return None
 
     def _address_problem(self, url: str) -> str | None:
@@ -283,10 +311,10 @@ def _missing(server: Server, what: str, fix: str) -> ToolError:
 # Never      starts anything.
 
 
-_KINDS: Mapping[str, type] = {
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
     "command": str, "args": list, "url": str, "isolation": str, "connections": int, "env": dict, "pass_env": list,
     "tools": list, "idempotent": list, "probe": dict, "token_env": str, "warm": int, "sha256": str,
-    "sandbox": bool, "read": list, "write": list, "network": bool,
+    "sandbox": bool, "read": list, "write": list, "network": (bool, list),
 }  # fmt: skip
 _LARGEST = 1 << 20
 
@@ -323,14 +351,20 @@ def _misfits(table: Any) -> Iterator[str]:
             if key not in _KINDS:
                 near = difflib.get_close_matches(key, _KINDS, n=1, cutoff=0.4)
                 yield f"{name}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
-            elif type(value) is not _KINDS[key]:
-                yield f"{name}: {key} is a {type(value).__name__}, it must be a {_KINDS[key].__name__}"
+            elif type(value) not in (kinds := _kinds(key)):
+                wanted = " or a ".join(kind.__name__ for kind in kinds)
+                yield f"{name}: {key} is a {type(value).__name__}, it must be a {wanted}"
         yield from _entries(name, server)
+
+
+def _kinds(key: str) -> tuple[type, ...]:
+    kinds = _KINDS[key]
+    return kinds if isinstance(kinds, tuple) else (kinds,)
 
 
 def _entries(name: str, server: Mapping[str, Any]) -> Iterator[str]:
     """What lists and tables hold."""
-    for key in ("args", "pass_env", "tools", "idempotent", "read", "write"):
+    for key in ("args", "pass_env", "tools", "idempotent", "read", "write", "network"):
         value = server.get(key)
         if isinstance(value, list) and any(not isinstance(each, str) for each in value):
             yield f"{name}: {key} holds something that is not text"
@@ -362,9 +396,13 @@ def _server(name: str, given: Mapping[str, Any], here: Path) -> Server:
         tools=tuple(given["tools"]) if "tools" in given else None, idempotent=tuple(given.get("idempotent", ())),
         probe=None if probe is None else (probe["tool"], probe["arguments"]), token_env=given.get("token_env"),
         probe_answer=None if probe is None else probe.get("expect"), warm=given.get("warm", 0),
-        sandbox=given.get("sandbox", True), network=given.get("network", False),
+        sandbox=given.get("sandbox", True), network=_network(given.get("network", False)),
         read=_paths(given.get("read", ()), here), write=_paths(given.get("write", ()), here),
     )  # fmt: skip
+
+
+def _network(given: bool | list[str]) -> bool | tuple[str, ...]:
+    return given if isinstance(given, bool) else tuple(given)
 
 
 def _paths(words: Iterable[str], here: Path) -> tuple[Path, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from surefoot.errors import ToolError
 from surefoot.system.text import printable
 from surefoot.tools.mcp.lines import CRASHED, FLOODED, PROTOCOL, TIMEOUT, UNAVAILABLE, WireFault
 from surefoot.tools.mcp.pins import Listing, Offer, listing_of
+from surefoot.tools.mcp.process import ToldOfDenied
 from surefoot.tools.mcp.sdk import CLOSED, INTERNAL, INVALID_PARAMS, TIMED_OUT, McpResult, Refused, leaves, sdk, words
 from surefoot.tools.mcp.sdk import mcp_result as said
 from surefoot.tools.mcp.servers import Server, ServerLimits
@@ -44,7 +45,7 @@ class Connection:
 
     def __init__(
         self, server: Server, limits: ServerLimits, era: NegotiatedProtocol, http: Any = None,
-        denied: Callable[[int], None] | None = None,
+        denied: ToldOfDenied | None = None,
     ) -> None:  # fmt: skip
         self.server, self.limits, self.era, self._http, self._denied = server, limits, era, http, denied
         self.fault: WireFault | None = None

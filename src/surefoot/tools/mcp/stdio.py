@@ -35,7 +35,7 @@ from surefoot.tools.mcp.lines import (
     WireFault,
     message_of,
 )
-from surefoot.tools.mcp.process import ServerChild, start_server
+from surefoot.tools.mcp.process import ServerChild, ToldOfDenied, start_server
 from surefoot.tools.mcp.sdk import SIZE, sdk, words, wrapped
 from surefoot.tools.mcp.servers import Server, ServerLimits
 from surefoot.tools.mcp.supervisor import PATIENCE_S
@@ -106,13 +106,13 @@ class Pipe:
 class ServerProcess:
     """One running server. Make it inside an event loop; `end` it, whatever happens."""
 
-    def __init__(self, server: Server, limits: ServerLimits, denied: Callable[[int], None] | None = None) -> None:
+    def __init__(self, server: Server, limits: ServerLimits, denied: ToldOfDenied | None = None) -> None:
         self.server, self.limits = server, limits
         self._stderr, self.stderr_bytes = bytearray(), 0
         self._said_at = 0
         """Bytes of its standard error that were there when it last said something on its output."""
         self.denied = 0
-        """Attempts to reach the network that its sandbox refused."""
+        """Attempts to reach the network that its sandbox, or the proxy of its granted hosts, refused."""
         self._tell_denied = denied
         self._unasked = Bucket(limits.messages_per_s)
         self._unasked_bytes = Bucket(4.0 * limits.max_line_bytes)
@@ -123,10 +123,10 @@ class ServerProcess:
             raise WireFault(UNAVAILABLE, f"cannot be started: {error}") from error
         self._in, self._out, self._err = (Pipe(descriptor) for descriptor in self.child.streams)
 
-    def _deny(self, attempts: int) -> None:
+    def _deny(self, attempts: int, host: str = "") -> None:
         self.denied += attempts
         if self._tell_denied is not None:
-            self._tell_denied(attempts)
+            self._tell_denied(attempts, host)
 
     # -- talking ---------------------------------------------------------------------------
     async def messages(self) -> AsyncIterator[tuple[dict[str, Any], int]]:

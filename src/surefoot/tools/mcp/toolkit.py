@@ -352,7 +352,7 @@ class MCPToolkit:
         """Write down how often contained servers tried to reach the network; a full disk does not fail a rollout."""
         for name, pool in self._pools.items():
             try:
-                self._egress.note(name, pool.denied, last=last)
+                self._egress.note(name, pool.denied, last=last, hosts=pool.asked)
             except OSError:
                 self.counts.add("log_not_written")
 
@@ -382,6 +382,11 @@ class MCPToolkit:
     def denied(self) -> dict[str, int]:
         """Server name -> attempts to reach the network that its sandbox refused, for those that tried."""
         return {name: pool.denied for name, pool in self._pools.items() if pool.denied}
+
+    @property
+    def asked(self) -> dict[str, tuple[str, ...]]:
+        """Server name -> hosts that it asked for and was refused, for those that have hosts granted."""
+        return {name: tuple(pool.asked) for name, pool in self._pools.items() if pool.asked}
 
     def tool(self, name: str) -> Tool | None:
         """The tool of this name, if the run has one."""
