@@ -15,7 +15,6 @@ import atexit
 import json
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -27,7 +26,11 @@ from functools import lru_cache
 from typing import Any
 
 from surefoot.errors import ModelError
+<<<<<<< ours
 from surefoot.system.deadline import Deadline
+=======
+from surefoot.system.frames import LinePipe
+>>>>>>> theirs
 from surefoot.system.memory import data_bytes
 from surefoot.system.process import Child
 
@@ -41,7 +44,8 @@ _ENVIRONMENT = (
 )  # fmt: skip
 PATIENCE_S = 300.0
 """A child that uses no processor time and says nothing, on however busy a machine, is given up after this."""
-_AT_ONCE = 1 << 16
+_LINE_CAP = 1 << 30
+"""Bytes of an answer: far above any text that is sent back, which the question limits."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,9 @@ class _RenderChild:
             [sys.executable, "-c", _BOOT, path], env={**kept, "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        self._to, self._from = self._process.stdin, self._process.stdout
-        os.set_blocking(self._to.fileno(), False)
+        self._pipe = LinePipe(self._process.stdout.fileno(), self._process.stdin.fileno(), _LINE_CAP)
 
+<<<<<<< ours
     def ask(self, question: bytes, deadline: Deadline) -> dict[str, Any]:
         """The child's answer; OSError when it is gone, or silent for too long."""
         answer = bytearray()
@@ -93,6 +97,11 @@ class _RenderChild:
                     raise BrokenPipeError("it ended")
                 answer += piece
         found: dict[str, Any] = json.loads(answer)
+=======
+    def ask(self, question: bytes) -> dict[str, Any]:
+        """The child's answer; OSError when it is gone, or silent for too long."""
+        found: dict[str, Any] = json.loads(self._pipe.exchange(question, PATIENCE_S))
+>>>>>>> theirs
         return found
 
     def end(self) -> int:
@@ -131,7 +140,11 @@ def _answer(question: bytes) -> dict[str, Any]:
             _children.append(_RenderChild())
         child = _children[0]
         try:
+<<<<<<< ours
             return child.ask(question, Deadline(PATIENCE_S))
+=======
+            return child.ask(question)
+>>>>>>> theirs
         except BaseException as error:
             _children.clear()  # it may still be busy with this question: the next one must not hear the answer
             code = child.end()

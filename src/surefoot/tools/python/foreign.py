@@ -1,15 +1,15 @@
-"""Lines over two pipes to a process, with a deadline and a cap.
+"""Environments whose packages conflict with ours, in a process and a Python of their own.
 
-Promises   writing and reading end at the deadline, whatever the other side does; a line longer than the cap is refused
-           before it is kept; bytes that nobody asked for are an error, not the next answer.
-Never      interprets a line.
+Owns       the processes of `foreign_host.py`: how they are started, asked and ended.
+Promises   explicit argv, no shell; of our environment only listed variables, and none that leads to our packages;
+           lines, bytes and seconds are bounded; a process that overruns, floods or talks nonsense is ended with
+           everything it started, and only its own rollout is lost; what it printed last stands in the error.
+Never      runs foreign code in this process.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import select
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from typing import Any, Literal
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.system.deadline import Deadline
 from surefoot.system.environment import inherited
+from surefoot.system.frames import LinePipe, PipeEndedError, PipeFloodedError
 from surefoot.system.json import loads
 from surefoot.system.process import Child
 from surefoot.tools.python import foreign_host
@@ -26,6 +27,7 @@ from surefoot.tools.python.foreign_host import LINE_CAP
 from surefoot.tools.python.pool import CRASHED, TIMEOUT, UNAVAILABLE, EnvLimits, EnvToolkit
 from surefoot.tools.text import readable
 
+<<<<<<< ours
 
 class PipeEndedError(Exception):
     """The other side closed its end."""
@@ -95,6 +97,8 @@ class LinePipe:
 # Never      runs foreign code in this process.
 
 
+=======
+>>>>>>> theirs
 FLOODED, PROTOCOL = "tool_flooded", "tool_protocol"
 GRACE_S = 0.3
 """Beyond the deadline: what can be cancelled over there is cancelled in this time; then the process is ended."""
