@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ import torch
 from surefoot.errors import MemoryLimitError
 from surefoot.learner.samples import split_microbatches
 from surefoot.records import TrainSample
+from surefoot.system.memory import resident_bytes
 
 MAX_SPLITS = 3
 """Halvings in one run. What does not fit with an eighth of the rows needs another machine, not another cut."""
@@ -81,8 +81,5 @@ def memory_in_use(device: torch.device) -> str:
     """Bytes on the device, or of this process, as `512 MiB`; `unknown memory` where nobody says."""
     if device.type == "cuda":
         return f"{torch.cuda.memory_allocated(device) >> 20} MiB"
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return "unknown memory"
-    return f"{pages * os.sysconf('SC_PAGE_SIZE') >> 20} MiB"
+    resident = resident_bytes(os.getpid())
+    return f"{resident >> 20} MiB" if resident else "unknown memory"

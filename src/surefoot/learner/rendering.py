@@ -12,7 +12,6 @@ Read next: `render_child.py`, the other side; `rendering.py`, who decides what i
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import resource
@@ -29,6 +28,8 @@ from functools import lru_cache
 from typing import Any
 
 from surefoot.errors import ModelError
+from surefoot.system.memory import data_bytes
+from surefoot.system.process import Child
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -69,13 +70,10 @@ class _RenderChild:
     def __init__(self) -> None:
         kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         path = json.dumps([os.path.abspath(each) for each in sys.path])
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, path],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-            env={**kept, "HF_HUB_OFFLINE": "1"}, start_new_session=True,
+        self._process = Child.start(
+            [sys.executable, "-c", _BOOT, path], env={**kept, "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        assert self._process.stdin is not None, "it was asked for"
-        assert self._process.stdout is not None, "it was asked for"
         self._to, self._from = self._process.stdin, self._process.stdout
         os.set_blocking(self._to.fileno(), False)
 
@@ -100,13 +98,8 @@ class _RenderChild:
 
     def end(self) -> int:
         """Ends it now; how it had ended, had it by itself."""
-        with contextlib.suppress(OSError):
-            self._process.kill()
-        code = self._process.wait()
-        for pipe in (self._to, self._from):
-            with contextlib.suppress(OSError):
-                pipe.close()
-        return code
+        self._process.end()
+        return self._process.wait()
 
 
 _lock = threading.Lock()
@@ -398,9 +391,7 @@ def _limited_memory() -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    with open("/proc/self/statm", "rb") as file:
-        now = int(file.read().split()[5]) * resource.getpagesize()
-    limits = [each for each in (soft, hard, now + MEMORY_BYTES) if each != resource.RLIM_INFINITY]
+    limits = [each for each in (soft, hard, data_bytes() + MEMORY_BYTES) if each != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
     try:
         yield

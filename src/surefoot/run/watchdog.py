@@ -28,7 +28,7 @@ from surefoot.errors import ConfigError, MemoryLimitError, StalledError, Storage
 from surefoot.system import heartbeat
 from surefoot.system.environment import inherited
 from surefoot.system.files import APPEND
-from surefoot.system.process import adopt_orphans, end_all_children
+from surefoot.system.process import Child, adopt_orphans, end_all_children
 from surefoot.system.signals import say_without_waiting
 
 STACKS = signal.SIGUSR2
@@ -70,7 +70,7 @@ class Watchdog:
     ) -> None:
         self._closed.set()
         self._thread.join()
-        _end_guardian(self._guardian)
+        self._guardian.end()
         faulthandler.unregister(STACKS)
         empty = os.fstat(self._descriptor).st_size == 0
         os.close(self._descriptor)
@@ -91,7 +91,6 @@ class Watchdog:
 
     def _tell_guardian(self) -> None:
         """One beat; a guardian that is gone or does not listen leaves us the first line of defence."""
-        assert self._guardian.stdin is not None, "it was started with a pipe"
         with contextlib.suppress(OSError):
             os.write(self._guardian.stdin.fileno(), b".")
 
@@ -127,28 +126,17 @@ def _open(path: Path) -> int:
         ) from error
 
 
-def _start_guardian(timeout_s: float, dump: int) -> subprocess.Popen[bytes]:
+def _start_guardian(timeout_s: float, dump: int) -> Child:
     """A session of its own: neither Ctrl-C nor Ctrl-Z of the terminal reaches it."""
     limit_s = timeout_s + max(1.0, timeout_s / 10)  # the thread comes first
     argv = [sys.executable, "-I", "-S", str(_GUARDIAN), str(os.getpid()), repr(limit_s)]
     try:
-        child = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=dump, stderr=subprocess.DEVNULL, start_new_session=True, bufsize=0,
-            env=inherited(),
-        )  # fmt: skip
+        child = Child.start(argv, stdin=subprocess.PIPE, stdout=dump, stderr=subprocess.DEVNULL, env=inherited())
     except OSError as error:
         raise MemoryLimitError(
             f"the watchdog's helper process cannot be started: {error.strerror}",
             "a run whose interpreter gets stuck would never end",
             "free some memory, or raise the limit on processes (ulimit -u)",
         ) from error
-    assert child.stdin is not None, "it was asked for a pipe"
     os.set_blocking(child.stdin.fileno(), False)
     return child
-
-
-def _end_guardian(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.wait()
-    if child.stdin is not None:
-        child.stdin.close()

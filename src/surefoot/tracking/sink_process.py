@@ -10,7 +10,6 @@ The only file that imports tensorboard to write, and wandb. Read next: `sinks.py
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import io
 import json
@@ -27,12 +26,12 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from surefoot.system.files import APPEND, plain_descriptor
+from surefoot.system.process import die_with_parent
 from surefoot.system.text import printable
 from surefoot.tracking.process_logs import PrintedLines
 
 LOG_CAP = 2**20
 _LOOK_UP_S = 1.0
-_PR_SET_PDEATHSIG = 1
 _ERROR_LIMIT = 500
 
 
@@ -206,10 +205,7 @@ def _own_descriptors() -> tuple[int, int]:
 
 def _obey_only(driver: int) -> None:
     """End with the driver, and with nothing else."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != driver:
-        os._exit(0)
+    die_with_parent(driver)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)  # a handler, not "ignore": what the sink starts is not to inherit it
     os.umask(0o077)

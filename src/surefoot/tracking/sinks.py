@@ -30,6 +30,7 @@ from typing import Any
 
 from surefoot.errors import ConfigError
 from surefoot.system.environment import inherited
+from surefoot.system.process import Child
 from surefoot.system.text import redact_values
 
 # -- The driver's end of one sink's process: a bounded queue of rows, and what is known of their fate
@@ -115,31 +116,22 @@ class SinkLink:
             return
         if not self.done and self.ended is None:
             self.ended = "it did not finish in time and was ended"
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # not reaped yet, so the number is still its own
-            os.killpg(self._process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the system's hands: the kernel ends it later
-            self._process.wait(_AFTER_KILL_S)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        self._process.end(give_up_s=_AFTER_KILL_S)
         self._process = None
 
     # -- the process ----------------------------------------------------------------
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
+    def _start(self) -> Child | None:
         path = json.dumps([os.path.abspath(each) for each in sys.path])
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, path],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-                env=inherited(_needed(self.name)),
+            process = Child.start(
+                [sys.executable, "-c", _BOOT, path], env=inherited(_needed(self.name)),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         except OSError as error:
             self.ended = f"its process could not be started: {error.strerror}"
             return None
         for pipe in (process.stdin, process.stdout):
-            assert pipe is not None, "it was asked for"
             os.set_blocking(pipe.fileno(), False)
             self._pipes.append(pipe.fileno())
         with contextlib.suppress(OSError, AttributeError):  # more room, where the system gives it
@@ -181,11 +173,10 @@ class SinkLink:
     def _how(self) -> str:
         """The pipe is closed, so the process has ended or is about to; looked at, not reaped and not waited for."""
         assert self._process is not None, "only a process that was started is listened to"
-        ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
+        code = self._process.poll()
+        if code is None:
             return "its process ended"
-        code = ended.si_status
-        return f"its process ended with {f'exit code {code}' if ended.si_code == os.CLD_EXITED else _signal(code)}"
+        return f"its process ended with {f'exit code {code}' if code >= 0 else signal.Signals(-code).name}"
 
 
 def _needed(sink: str) -> list[str]:
@@ -193,10 +184,6 @@ def _needed(sink: str) -> list[str]:
     if sink != "wandb":
         return []
     return [name for name in os.environ if name.startswith("WANDB_") or name.upper() in ("HTTP_PROXY", "HTTPS_PROXY")]
-
-
-def _signal(number: int) -> str:
-    return signal.Signals(number).name
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

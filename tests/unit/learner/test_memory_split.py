@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -361,7 +360,7 @@ def test_memory_in_use_is_a_size_or_says_that_nobody_knows(monkeypatch: pytest.M
     def unreadable(*args: Any, **kwargs: Any) -> str:
         raise OSError
 
-    monkeypatch.setattr(Path, "read_text", unreadable)
+    monkeypatch.setattr("surefoot.system.memory.open", unreadable, raising=False)
     assert memory_in_use(torch.device("cpu")) == "unknown memory"
 
 
