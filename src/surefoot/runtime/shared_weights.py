@@ -33,6 +33,7 @@ from torch import Tensor
 
 from surefoot.errors import EngineError, StateError, StorageError
 from surefoot.maths.checksums import checksums
+from surefoot.system.process import start_ticks
 
 # -- Files in memory that belong to one process and are found again when it dies ------------------
 # Owns       how such a file is named, made, opened, locked and removed.
@@ -132,11 +133,7 @@ def segment_readers(descriptor: int) -> list[int]:
 
 def _started_at(pid: int) -> int:
     """When a process began, in the kernel's ticks: with its number it names one process for ever. 0: there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    return int(text[text.rindex(")") + 2 :].split()[19])
+    return start_ticks(pid) or 0
 
 
 # -- Weights in memory that several processes of one machine share: written once, read where they lie

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 from pydantic import BaseModel
 
 from surefoot import __version__
@@ -122,20 +123,10 @@ def _version(package: str) -> str | None:
 def _memory_gb() -> tuple[float | None, float | None]:
     """Total and available memory; None where the system does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
-        return kilobytes["MemTotal"] / 1e6, kilobytes["MemAvailable"] / 1e6
-    except (OSError, KeyError):
-        return _memory_by_pages()
-
-
-def _memory_by_pages() -> tuple[float | None, float | None]:
-    try:
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = os.sysconf("SC_PHYS_PAGES") * page / 1e9
-    except (ValueError, OSError):
+        memory = psutil.virtual_memory()
+    except (OSError, psutil.Error):
         return None, None
-    return total, None
+    return memory.total / 1e9, memory.available / 1e9
 
 
 def _git(cwd: Path) -> dict[str, Any]:

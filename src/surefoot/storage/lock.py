@@ -27,6 +27,7 @@ from typing import Any
 from surefoot.errors import StateError
 from surefoot.storage.failpoints import failpoint
 from surefoot.storage.files import storage_error
+from surefoot.system.process import boot_id, start_ticks
 
 LOCK = "lock"
 MAX_RECORD = 4096
@@ -52,7 +53,7 @@ class Owner:
     def me(cls, inode: int) -> Owner:
         """This process."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return cls(os.getpid(), _started(os.getpid()), os.uname().nodename, _boot_id(), now, inode)
+        return cls(os.getpid(), start_ticks(os.getpid()), os.uname().nodename, boot_id(), now, inode)
 
     @classmethod
     def read(cls, text: bytes) -> Owner | None:
@@ -68,7 +69,7 @@ class Owner:
         """Why this owner cannot hold the lock any more; None if it is alive."""
         if self.host != os.uname().nodename:
             return f"it was on another machine, {self.host[:100]!r}"
-        if self.boot != _boot_id():
+        if self.boot != boot_id():
             return "the machine has been started again since"
         if not self._runs():
             return "that process has ended"
@@ -76,7 +77,7 @@ class Owner:
 
     def _runs(self) -> bool:
         if self.started is not None:
-            return _started(self.pid) == self.started
+            return start_ticks(self.pid) == self.started
         try:  # a system that does not tell when a process began: its number has to do
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -222,19 +223,3 @@ def _is_file(path: Path, descriptor: int) -> bool:
         return False
     ours = os.fstat(descriptor)
     return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
-
-
-def _started(pid: int) -> int | None:
-    """When a process began, in clock ticks since the machine did; None if there is none, or nobody says."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-        return int(text.rpartition(b")")[2].split()[19])  # the name before it may hold spaces and brackets
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return None

@@ -17,6 +17,7 @@ import surefoot
 from surefoot.errors import StateError, StorageError
 from surefoot.storage import lock as module
 from surefoot.storage.lock import LOCK, Owner, RunLock
+from surefoot.system.process import boot_id, start_ticks
 
 HOLD = """
 import sys, pathlib
@@ -136,8 +137,8 @@ def record(folder: Path, **changes: object) -> None:
     """A lock file as somebody else left it."""
     path = folder / LOCK
     path.touch()
-    mine = {"pid": os.getpid(), "started": module._started(os.getpid()), "host": os.uname().nodename,
-            "boot": module._boot_id(), "since": "2020-01-01T00:00:00+00:00", "inode": path.stat().st_ino}  # fmt: skip
+    mine = {"pid": os.getpid(), "started": start_ticks(os.getpid()), "host": os.uname().nodename,
+            "boot": boot_id(), "since": "2020-01-01T00:00:00+00:00", "inode": path.stat().st_ino}  # fmt: skip
     path.write_text(json.dumps(mine | changes))
 
 
@@ -239,7 +240,6 @@ def test_a_full_disk_gives_a_typed_error_and_frees_the_lock(tmp_path: Path, monk
 
 
 def test_a_process_is_known_by_its_start_even_if_its_name_is_odd() -> None:
-    assert module._started(os.getpid()) == module._started(os.getpid())
-    assert module._started(os.getpid()) is not None
-    assert module._started(2**22 + 5) is None
+    assert start_ticks(os.getpid()) is not None
+    assert Owner.me(1).started == start_ticks(os.getpid())
     assert Owner.me(1).gone(1) is None

@@ -31,6 +31,7 @@ from surefoot.errors import StorageError, TaskError
 from surefoot.records import Task
 from surefoot.storage.files import sync_folder
 from surefoot.system.heartbeat import tick
+from surefoot.system.process import exists
 
 SORT_PAIR = struct.Struct("<QQ")
 IN_MEMORY = 1 << 16
@@ -136,7 +137,7 @@ def _sweep(target: Path) -> None:
     """Take away what a build that was killed left behind."""
     for stale in target.parent.glob(f".{target.name}.*.tmp"):
         owner = stale.name.rsplit(".", 2)[-2]
-        if owner.isdigit() and int(owner) != os.getpid() and not Path(f"/proc/{owner}").exists():
+        if owner.isdigit() and int(owner) != os.getpid() and not exists(int(owner)):
             stale.unlink(missing_ok=True)
 
 

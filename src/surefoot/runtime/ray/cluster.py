@@ -36,6 +36,7 @@ from typing import Any
 from surefoot.errors import ConfigError, FleetError, SecurityError, StateError
 from surefoot.runtime.ray.reaper import MARK, READY
 from surefoot.system.environment import inherited
+from surefoot.system.process import Child, exists
 from surefoot.system.text import remember
 
 _REAPER = Path(__file__).with_name("reaper.py")
@@ -64,7 +65,7 @@ class Cluster:
         self.mark = secrets.token_hex(8)
         self.namespace = f"surefoot-{self.mark}"
         self.folder: Path | None = None
-        self._reaper: subprocess.Popen[bytes] | None = None
+        self._reaper: Child | None = None
         if address is None:
             self._start(processes)
         else:
@@ -259,16 +260,15 @@ def _sweep_old_folders() -> None:
     for folder in Path(_short_folder()).glob(f"{_PREFIX}*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
         with contextlib.suppress(OSError):
-            if owner.isdigit() and not Path(f"/proc/{owner}").exists() and folder.stat().st_uid == os.getuid():
+            if owner.isdigit() and not exists(int(owner)) and folder.stat().st_uid == os.getuid():
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start_reaper(mark: str, folder: Path) -> subprocess.Popen[bytes]:
+def _start_reaper(mark: str, folder: Path) -> Child:
     try:
-        reaper = subprocess.Popen(
+        reaper = Child.start(
             [sys.executable, "-I", "-S", str(_REAPER), mark, str(folder), str(os.getpid())],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-            cwd="/", env={},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/", env={},
         )  # fmt: skip
     except OSError as error:
         raise FleetError(
@@ -276,11 +276,9 @@ def _start_reaper(mark: str, folder: Path) -> subprocess.Popen[bytes]:
             "without it a killed run would leave its processes behind",
             "raise the limit on processes",
         ) from error
-    assert reaper.stdout is not None, "it was started with a pipe"
     with reaper.stdout:
         if reaper.stdout.readline() != READY:
-            reaper.kill()
-            reaper.wait()
+            reaper.end()
             raise FleetError(
                 "the process that cleans up after a cluster did not start", "a killed run would leave its own behind",
                 f"try: {sys.executable} -I -S {_REAPER}",
@@ -288,16 +286,11 @@ def _start_reaper(mark: str, folder: Path) -> subprocess.Popen[bytes]:
     return reaper
 
 
-def _dismiss(reaper: subprocess.Popen[bytes]) -> None:
+def _dismiss(reaper: Child) -> None:
     """Close the pipe and wait until it has looked around."""
-    assert reaper.stdin is not None, "it was started with a pipe"
     with contextlib.suppress(OSError):
         reaper.stdin.close()
-    try:
-        reaper.wait(_GOODBYE_S)
-    except subprocess.TimeoutExpired:
-        reaper.kill()
-        reaper.wait()
+    reaper.end(_GOODBYE_S, ask=None)
 
 
 def _hold_ray_back() -> None:

@@ -28,6 +28,7 @@ from surefoot.runtime.ray.actors import EngineActor, LearnerActor, ReplicaActor,
 from surefoot.runtime.replicas import LOG_LINES, EngineGoneError, ReplicaLostError, RolloutReport, unexpected_error
 from surefoot.runtime.requests import RolloutRequest
 from surefoot.runtime.specs import EngineSpec, LearnerSpec, ProcessSpec, WorkerSpec
+from surefoot.system.process import title
 from surefoot.tracking.process_logs import safe_tail
 
 _TAIL = 64 * 1024
@@ -217,8 +218,4 @@ async def start_replica(member: RayReplica) -> Any:
 
 def _is_ours(pid: int) -> bool:
     """Whether this number still belongs to a Ray process, and not to a stranger that came after it."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read(5) == b"ray::"
-    except OSError:
-        return False
+    return title(pid).startswith("ray::")
