@@ -15,12 +15,10 @@ import atexit
 import json
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -28,6 +26,7 @@ from functools import lru_cache
 from typing import Any
 
 from surefoot.errors import ModelError
+from surefoot.system.frames import LinePipe
 from surefoot.system.memory import data_bytes
 from surefoot.system.process import Child
 
@@ -41,7 +40,8 @@ _ENVIRONMENT = (
 )  # fmt: skip
 PATIENCE_S = 300.0
 """A child that uses no processor time and says nothing, on however busy a machine, is given up after this."""
-_AT_ONCE = 1 << 16
+_LINE_CAP = 1 << 30
+"""Bytes of an answer: far above any text that is sent back, which the question limits."""
 
 
 @dataclass(frozen=True)
@@ -74,26 +74,11 @@ class _RenderChild:
             [sys.executable, "-c", _BOOT, path], env={**kept, "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        self._to, self._from = self._process.stdin, self._process.stdout
-        os.set_blocking(self._to.fileno(), False)
+        self._pipe = LinePipe(self._process.stdout.fileno(), self._process.stdin.fileno(), _LINE_CAP)
 
-    def ask(self, question: bytes, ends: float) -> dict[str, Any]:
+    def ask(self, question: bytes) -> dict[str, Any]:
         """The child's answer; OSError when it is gone, or silent for too long."""
-        answer = bytearray()
-        rest = memoryview(question)
-        while not answer.endswith(b"\n"):
-            left = ends - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"nothing was heard of it for {PATIENCE_S:g} s")
-            readable, writable, _ = select.select([self._from], [self._to] if rest else [], [], left)
-            if writable:
-                rest = rest[os.write(self._to.fileno(), rest[:_AT_ONCE]) :]
-            if readable:
-                piece = os.read(self._from.fileno(), _AT_ONCE)
-                if not piece:
-                    raise BrokenPipeError("it ended")
-                answer += piece
-        found: dict[str, Any] = json.loads(answer)
+        found: dict[str, Any] = json.loads(self._pipe.exchange(question, PATIENCE_S))
         return found
 
     def end(self) -> int:
@@ -132,7 +117,7 @@ def _answer(question: bytes) -> dict[str, Any]:
             _children.append(_RenderChild())
         child = _children[0]
         try:
-            return child.ask(question, time.monotonic() + PATIENCE_S)
+            return child.ask(question)
         except BaseException as error:
             _children.clear()  # it may still be busy with this question: the next one must not hear the answer
             code = child.end()

@@ -15,8 +15,9 @@ import pytest
 
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.records import Task
+from surefoot.system.frames import LinePipe, PipeEndedError, PipeFloodedError
 from surefoot.system.process import descendants
-from surefoot.tools.python.foreign import ForeignToolkit, LinePipe, PipeEndedError, PipeFloodedError, ProcessRunner
+from surefoot.tools.python.foreign import ForeignToolkit, ProcessRunner
 from surefoot.tools.python.pool import EnvLimits
 
 PYTHON = [sys.executable, "-S", "-E"]
