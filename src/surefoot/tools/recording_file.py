@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from surefoot.errors import StateError, StorageError
-from surefoot.storage.files import storage_error
-from surefoot.system.files import sync_folder
+from surefoot.system.files import storage_error, sync_folder
 
 FORMAT = 1
 LINE_CAP = 16 << 20
