@@ -118,8 +118,10 @@ class SystemFile:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def close(self) -> None:
-        """Let go of it."""
-        os.close(self._descriptor)
+        """Let go of it; a second time is nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
 
 
 # -- The bytes of a journal: how a record is framed, and what a damaged frame means ---------------
