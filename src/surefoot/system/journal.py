@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, Self
 
 from surefoot.errors import StateError, StorageError
 from surefoot.system.files import storage_error, sync_folder
@@ -304,6 +304,10 @@ class FramedJournal:
         [{'kind': 'greetings'}, {'event': 'hello'}]
     """
 
+    strict: ClassVar[bool] = False
+    """Whether a whole frame behind a broken one is always damage. A power cut may leave such a file: it is then refused
+    and not cut, which is right where what follows cannot be made again."""
+
     def __init__(self, file: JournalFile, name: str = "the journal", *, readonly: bool = False) -> None:
         """Look through `file`; cut a torn tail unless `readonly`."""
         self.name, self.readonly = name, readonly
@@ -504,6 +508,10 @@ class FramedJournal:
         if expected:
             raise self._damaged(offset, f"frame {number} was whole when the journal was opened")
         for later, head in self._later_heads(offset + 1, end):
+            if head.number >= number and self.strict:
+                raise self._damaged(
+                    offset, f"frame {number} is broken, and frame {head.number} at byte {later} is whole"
+                )
             if head.number >= number and head.synced > offset:
                 raise self._damaged(
                     offset, f"frame {number} is broken, and frame {head.number} at byte {later} was written when "

@@ -38,6 +38,12 @@ class RecordPlace(NamedTuple):
     number: int
 
 
+class CassetteJournal(FramedJournal):
+    """A torn tail is the part of a record at its end, nothing else: what a tool once said is not said again."""
+
+    strict = True
+
+
 class RecordingFile:
     """One cassette, read or appended to. Safe to use from many threads.
 
@@ -50,7 +56,7 @@ class RecordingFile:
         self._lock = threading.Lock()
         self._broken: StorageError | None = None
         self._file = _open(path, recording=header is not None)
-        self._journal: FramedJournal | LineCassette
+        self._journal: CassetteJournal | LineCassette
         try:
             if self._file.read(0, len(_OLD_START)) == _OLD_START:
                 self._journal, self.header = self._old(recording=header is not None)
@@ -103,22 +109,22 @@ class RecordingFile:
             self._journal.close()
 
     @property
-    def _writer(self) -> FramedJournal:
-        assert isinstance(self._journal, FramedJournal)  # a cassette of format 1 is never opened to record
+    def _writer(self) -> CassetteJournal:
+        assert isinstance(self._journal, CassetteJournal)  # a cassette of format 1 is never opened to record
         return self._journal
 
-    def _framed(self, header: Mapping[str, Any] | None) -> tuple[FramedJournal, dict[str, Any]]:
+    def _framed(self, header: Mapping[str, Any] | None) -> tuple[CassetteJournal, dict[str, Any]]:
         name = str(self.path)
         with _as_a_cassette(self.path):
             first = first_record(self._file, name)
             if first is None and header is not None:
                 first = {"kind": "cassette", "format": FORMAT, **header}
-                return FramedJournal.begin(self._file, first, name), first
+                return CassetteJournal.begin(self._file, first, name), first
             if first is None:
                 raise _wrong(self.path, "has no whole first record")
             if first.get("kind") != "cassette" or first.get("format") != FORMAT:  # before a tail of another kind is cut
                 raise _wrong(self.path, f"does not begin as a cassette of format {FORMAT}")
-            return FramedJournal(self._file, name, readonly=header is None), first
+            return CassetteJournal(self._file, name, readonly=header is None), first
 
     def _old(self, *, recording: bool) -> tuple[LineCassette, dict[str, Any]]:
         if recording:

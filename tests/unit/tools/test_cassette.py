@@ -316,6 +316,37 @@ def test_no_damage_in_the_middle_is_taken_for_a_recording(tmp_path_factory: pyte
     assert path.read_bytes() == b"".join(spoilt), "what is refused is left as it is"
 
 
+def killed_recorder(folder: Path) -> list[bytes]:
+    """The pieces of a cassette whose recorder died: nothing was synced since it began, and no seal protects it."""
+    record = RecordingToolkit(Kit(), folder / "killed")
+    for rollout in ("train/0/0/0", "train/0/0/1"):
+        play(record, rollout, [("ask", {"z": "x", "a": 1})])
+    return pieces((folder / "killed").read_bytes())
+
+
+def damage_is_refused_and_left(folder: Path) -> None:
+    frames = killed_recorder(folder)
+    for where in range(1, len(frames) - 1):
+        broken = [*frames[:where], _flipped(frames[where], len(frames[where]) // 2), *frames[where + 1 :]]
+        (folder / "spoilt").write_bytes(b"".join(broken))
+        for mode in ("replay", "record"):
+            with pytest.raises(StateError, match="not a cassette that can be used"):
+                RecordingToolkit(Kit(), folder / "spoilt", mode=mode)
+        assert (folder / "spoilt").read_bytes() == b"".join(broken), "answers behind the damage are still there"
+
+
+def test_damage_that_no_sync_protects_is_refused_all_the_same(tmp_path: Path) -> None:
+    damage_is_refused_and_left(tmp_path)
+
+
+def test_planted_cassette_that_takes_it_for_a_torn_tail_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording_file.CassetteJournal, "strict", False)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        damage_is_refused_and_left(tmp_path)
+
+
 def test_planted_reader_without_checksums_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = recorded(tmp_path)
     path.write_bytes(path.read_bytes().replace(b"said train", b"SAID train"))
