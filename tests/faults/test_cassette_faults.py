@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from command import ROOT, Ran, surefoot
+from frame_kit import payloads, pieces
 
 from surefoot.protocols import ToolAnswer
 from surefoot.records import Task
@@ -205,8 +206,8 @@ def test_planted_recorder_that_acts_before_it_writes_is_seen(tmp_path: Path) -> 
     writer.kill()
     writer.communicate()
     path = tmp_path / "a cassette"
-    kept = path.read_bytes().splitlines(keepends=True)
-    gap = next(i for i, line in enumerate(kept) if json.loads(line)["record"].get("arguments") == '{"n":102}')
+    kept = pieces(path.read_bytes())
+    gap = next(i for i, record in enumerate(payloads(path), 1) if record.get("arguments") == '{"n":102}')
     path.write_bytes(b"".join(kept[:gap]))
     with pytest.raises(Exception, match="does not hold this"):
         replayed(tmp_path, lines)

@@ -35,11 +35,12 @@ from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.router import LoadAwareRouter
 from surefoot.runtime.sampler import AsyncSampler, allowance
 from surefoot.storage import batches as batches_module
-from surefoot.storage import journal, ledger
+from surefoot.storage import ledger
 from surefoot.storage.batches import BatchLog
 from surefoot.storage.journal import Journal
 from surefoot.storage.ledger import Ledger, Visit
 from surefoot.storage.ledger_records import Dropped, Trained
+from surefoot.system import journal
 
 REPLICAS = 64
 DEADLINE = 1e7

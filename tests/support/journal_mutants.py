@@ -17,8 +17,8 @@ from typing import Any
 from forgetful_disk import ForgetfulFile
 
 from surefoot.errors import SurefootError
-from surefoot.storage import journal as frames
 from surefoot.storage.journal import Journal
+from surefoot.system import journal as frames
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:

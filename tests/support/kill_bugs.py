@@ -229,7 +229,7 @@ def forgetful_disk() -> None:
     """Journals live on a disk that keeps only what was synced."""
     from forgetful_disk import ForgetfulFile
 
-    from surefoot.storage import journal
+    from surefoot.system import journal
 
     class Forgetful(ForgetfulFile):
         def __init__(self, path: Path, *, readonly: bool = False) -> None:

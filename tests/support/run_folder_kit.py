@@ -24,9 +24,9 @@ from typing import Any
 
 from kill_kit import Warm
 
-from surefoot.storage import journal as frames
 from surefoot.storage.files import MANIFEST, manifest_text, read_manifest
 from surefoot.storage.journal import Journal
+from surefoot.system import journal as frames
 
 CANARY = "CanaryTextOfAnotherFile"
 COMMANDS = (

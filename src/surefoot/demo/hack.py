@@ -25,8 +25,8 @@ from typing import Any
 
 from surefoot.errors import StateError, StoppedError, SurefootError
 from surefoot.guards.collapse import ThinnedCurve
-from surefoot.storage.files import storage_error
 from surefoot.storage.run_folder import RunFolder
+from surefoot.system.files import storage_error
 from surefoot.system.process import Child
 from surefoot.tracking.log import Row, kind_of, read_metrics
 from surefoot.tracking.text import shown_path

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from surefoot.errors import StorageError
+
 if TYPE_CHECKING:
     from surefoot.harness.assets import Asset
     from surefoot.harness.project import Project
@@ -372,7 +374,7 @@ class ResultsPlugin:
         if report.when == "teardown" and self._results is not None and not self._is_worker:
             try:
                 self._results.refresh()
-            except OSError as error:
+            except (OSError, StorageError) as error:
                 self._trouble = f"unit_results.json could not be refreshed: {error}"
 
     @pytest.hookimpl(trylast=True)
@@ -388,7 +390,7 @@ class ResultsPlugin:
         cov = self._config.pluginmanager.get_plugin("_cov")
         try:
             self._results.finish(int(session.exitstatus), *coverage_of(cov))
-        except OSError as error:
+        except (OSError, StorageError) as error:
             self._trouble = f"unit_results.json could not be written: {error}"
             if int(session.exitstatus) == 0:
                 session.exitstatus = pytest.ExitCode.INTERNAL_ERROR

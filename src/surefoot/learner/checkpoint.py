@@ -37,11 +37,10 @@ from surefoot.storage.files import (
     parse_json,
     read_manifest,
     refusal,
-    storage_error,
     verify_folder,
     write_json,
 )
-from surefoot.system.files import open_plain
+from surefoot.system.files import open_plain, storage_error
 
 """The form of what is written here; a reader refuses a larger number."""
 FOLDER = "training"

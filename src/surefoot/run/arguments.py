@@ -16,8 +16,9 @@ from surefoot.config import Config
 from surefoot.config.keys import SETS, all_keys
 from surefoot.config.load import LoadedConfig
 from surefoot.errors import ConfigError, ModelError, RewardError, StateError, TaskError, ToolError
-from surefoot.storage.files import commit_folder, storage_error
+from surefoot.storage.files import commit_folder
 from surefoot.storage.run_folder import START_MODEL, RunFolder
+from surefoot.system.files import storage_error
 from surefoot.tracking.text import python_call
 
 if TYPE_CHECKING:

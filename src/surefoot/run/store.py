@@ -31,13 +31,13 @@ from surefoot.storage.batches import BatchLog
 from surefoot.storage.checkpoints import checkpoints_by_step, newest_are_good, prune, sweep
 from surefoot.storage.environment import refuse_hidden
 from surefoot.storage.failpoints import failpoint
-from surefoot.storage.files import atomic_write, storage_error, write_lines
+from surefoot.storage.files import atomic_write, write_lines
 from surefoot.storage.journal import Journal
 from surefoot.storage.ledger import Ledger
 from surefoot.storage.lock import RunLock
 from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import LEDGER, RESUMED, assert_same_run, extensions, is_same_run
-from surefoot.system.files import sync_folder
+from surefoot.system.files import storage_error, sync_folder
 from surefoot.system.hashing import sha256_of
 from surefoot.system.heartbeat import tick
 from surefoot.tracking.log import MetricsLog, kind_of, metrics_until

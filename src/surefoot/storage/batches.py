@@ -30,10 +30,9 @@ from typing import Any, NamedTuple
 from surefoot.errors import ConfigError, InvariantError, StateError
 from surefoot.records import Group, Rollout, Task, ToolCall, Turn
 from surefoot.storage.failpoints import failpoint
-from surefoot.storage.files import storage_error
 from surefoot.storage.journal import Journal
 from surefoot.storage.ledger_records import Visit, count, read_visit
-from surefoot.system.files import sync_folder
+from surefoot.system.files import storage_error, sync_folder
 
 # -- A scored group as one journal record, and back, without losing a bit -------------------------
 # Owns       the record's form: prompts once per group, every float as the shortest text that reads back the same.

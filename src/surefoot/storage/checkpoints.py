@@ -21,8 +21,8 @@ from pathlib import Path
 
 from surefoot.errors import StateError
 from surefoot.storage.failpoints import failpoint
-from surefoot.storage.files import read_manifest, storage_error, verify_folder
-from surefoot.system.files import sync_folder
+from surefoot.storage.files import read_manifest, verify_folder
+from surefoot.system.files import storage_error, sync_folder
 
 SCHEMA = 2
 """The form of a training state. 1 was the first edition's, without what a verdict has needed since."""

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from surefoot.errors import StateError, StorageError
+from surefoot.errors import StateError
 from surefoot.storage.failpoints import failpoint
 from surefoot.system import files as system_files
-from surefoot.system.files import descriptor_to_replace, open_plain, sync_folder
+from surefoot.system.files import descriptor_to_replace, open_plain, storage_error, sync_folder
 from surefoot.system.hashing import sha256_of, sha256_of_file
 from surefoot.system.json import parse
 
@@ -312,15 +312,6 @@ def commit_folder(
     except OSError as error:
         raise storage_error(final, error) from error
     return final
-
-
-def storage_error(path: Path, error: OSError) -> StorageError:
-    """The disk's own words, with the path."""
-    return StorageError(
-        f"{path} could not be written: {error.strerror or error}",
-        "what is not on disk cannot be judged or resumed",
-        "free some space or check the rights of the folder, then start again",
-    )
 
 
 def _seal(path: Path, known: ManifestEntry | None = None) -> dict[str, Any]:

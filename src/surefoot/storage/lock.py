@@ -26,7 +26,7 @@ from typing import Any
 
 from surefoot.errors import StateError
 from surefoot.storage.failpoints import failpoint
-from surefoot.storage.files import storage_error
+from surefoot.system.files import storage_error
 from surefoot.system.process import boot_id, start_ticks
 
 LOCK = "lock"

@@ -33,8 +33,8 @@ from surefoot.config.load import RUN_NAME
 from surefoot.errors import ConfigError, SecurityError, StateError
 from surefoot.records import Verdict
 from surefoot.storage.environment import config_text
-from surefoot.storage.files import atomic_write, commit_folder, storage_error, write_json
-from surefoot.system.files import linked, read_plain, sync_folder
+from surefoot.storage.files import atomic_write, commit_folder, write_json
+from surefoot.system.files import linked, read_plain, storage_error, sync_folder
 from surefoot.system.text import printable, redact_values
 
 __all__ = ["RunFolder", "atomic_write", "commit_folder"]

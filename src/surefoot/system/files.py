@@ -2,7 +2,8 @@
 
 Promises   a link is not followed, a pipe or device is not waited for, and nothing is read past a limit; what is written
            appears under its name in one step, and a write that fails leaves the old file and no temporary one.
-Never      says what is wrong with the folder: each caller has its own words, and its own error.
+Never      says what is wrong with the folder: each caller has its own words, and its own error. For a disk that refuses
+           to write, `storage_error` has them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO, Literal
+
+from surefoot.errors import StorageError
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -170,3 +173,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """The disk's own words, with the path."""
+    return StorageError(
+        f"{path} could not be written: {error.strerror or error}",
+        "what is not on disk cannot be judged or resumed",
+        "free some space or check the rights of the folder, then start again",
+    )

@@ -15,16 +15,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from surefoot.errors import ConfigError, StateError, ToolError, ToolFailedError
 from surefoot.protocols import ToolAnswer, Toolbox, Toolkit, ToolSpec
 from surefoot.records import Task
 from surefoot.tools.recording_file import RecordingFile, RecordPlace
-
-if TYPE_CHECKING:
-    pass
-
 
 DRIFT = "cassette_drift"
 """Failure reason: the real tools did not answer as they did when the cassette was recorded."""
@@ -32,7 +28,7 @@ DRIFT = "cassette_drift"
 
 @dataclass
 class RecordedRollout:
-    """One recording of one rollout: where its lines are."""
+    """One recording of one rollout: where its records are."""
 
     life: int
     """Which session recorded it."""
@@ -335,7 +331,7 @@ class RecordingToolkit:
         by_number: dict[int, RecordedRollout] = {}
         by_rollout: dict[str, list[RecordedRollout]] = {}
         self._life = 0
-        for place, record in self.file.lines():
+        for place, record in self.file.records():
             kind = record["kind"]
             if kind == "life":
                 self._life = record["life"] + 1

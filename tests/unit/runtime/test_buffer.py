@@ -15,9 +15,10 @@ from surefoot.errors import ConfigError, InvariantError, StalledError
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime import buffer as buffer_module
 from surefoot.runtime.buffer import BufferCounts, BufferedBatch, GroupBuffer, StaleGroups, all_is_in
-from surefoot.storage.journal import Header, Journal
+from surefoot.storage.journal import Journal
 from surefoot.storage.ledger import Balance, Ledger
 from surefoot.storage.ledger_records import Trained, Visit
+from surefoot.system.journal import Header
 
 LONG_S = 60.0
 """No test waits this long unless it is about to fail."""

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from surefoot.errors import StateError
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.storage import journal
 from surefoot.storage.batches import group_record, read_group
+from surefoot.system import journal
 
 TASKS = {name: Task(id=name, prompt="?") for name in ("a", "ä\ud800\n")}
 numbers = st.floats(allow_nan=False, allow_infinity=False)

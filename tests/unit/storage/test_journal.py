@@ -13,9 +13,8 @@ from forgetful_disk import ForgetfulFile
 from journal_mutants import mutations
 
 from surefoot.errors import StateError, StorageError
-from surefoot.storage import journal as frames
-from surefoot.storage import journal as journal_file
 from surefoot.storage.journal import Journal
+from surefoot.system import journal as frames
 
 RECORDS: list[dict[str, Any]] = [
     {"event": "a", "n": 1, "x": 0.1},
@@ -265,7 +264,7 @@ def test_planted_reader_without_checksums_believes_mutations(monkeypatch: pytest
 # -- the disk says no -------------------------------------------------------------
 
 
-class Stubborn(journal_file.SystemFile):
+class Stubborn(frames.SystemFile):
     """A disk with room for `room` more bytes, or one whose fsync fails, or that takes nothing back."""
 
     room, broken_sync, broken_cut = 10**9, False, False
@@ -314,7 +313,7 @@ def test_an_interrupt_in_the_middle_of_a_write_leaves_the_file_as_it_was(
     before = path.read_bytes()
     with Journal.open(path) as journal:
         with monkeypatch.context() as patch:
-            patch.setattr("surefoot.storage.journal.failpoint", interrupted)
+            patch.setattr(Journal, "failpoint", staticmethod(interrupted))
             with pytest.raises(KeyboardInterrupt):
                 journal.append({"a": 1})
         assert path.read_bytes() == before
@@ -413,6 +412,6 @@ def test_a_folder_that_cannot_be_synced_is_a_typed_error(path: Path, monkeypatch
     def refuse(folder: Path) -> None:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(journal_file, "sync_folder", refuse)
+    monkeypatch.setattr(frames, "sync_folder", refuse)
     with pytest.raises(StorageError, match="Permission denied"):
         Journal.open(path)

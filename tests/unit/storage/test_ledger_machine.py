@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from surefoot.errors import InvariantError, StateError
-from surefoot.storage.journal import HEADER_BYTES, Header, Journal
+from surefoot.storage.journal import Journal
 from surefoot.storage.ledger import Lease, Ledger, Visit
+from surefoot.system.journal import HEADER_BYTES, Header
 
 PAYLOADS = st.fixed_dictionaries(
     {"x": st.one_of(st.text(max_size=30), st.integers(), st.lists(st.booleans(), max_size=5))}

@@ -6,100 +6,24 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cassette_kit import CALL, TASK, Kit, Told, never, play
+from frame_kit import payloads, pieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.errors import ConfigError, StateError, StorageError, ToolError, ToolFailedError
-from surefoot.protocols import ToolAnswer, ToolSpec
 from surefoot.records import Task
+from surefoot.system import journal
 from surefoot.tools import recording, recording_file
 from surefoot.tools.python.environments import EnvironmentToolkit
 from surefoot.tools.recording import RecordingToolkit, canonical
 from surefoot.tools.session import tools_of
-
-TASK = Task(id="t", prompt="?")
-SCHEMA = {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "integer"}}}
-CALL = tuple[str, dict[str, Any]]
-
-
-class Box:
-    """Says how often it was asked; fails when told to."""
-
-    def __init__(self, kit: Kit, rollout: str) -> None:
-        self._kit, self._rollout, self._asked = kit, rollout, 0
-        self.opening: str | None = f"opening of {rollout}"
-
-    def call(self, name: str, arguments: Mapping[str, Any], deadline_s: float) -> ToolAnswer:
-        self._asked += 1
-        self._kit.asked.append((self._rollout, name, dict(arguments)))
-        if arguments.get("a") == 666:
-            raise ToolFailedError("it burns", "a fire", "water", "fire")
-        outcome = "error" if arguments.get("a") == 404 else "ok"
-        return ToolAnswer(f"{self._kit.word} {self._rollout} {self._asked} {arguments.get('z')}", outcome)
-
-    def reward(self) -> float | None:
-        if self._kit.word == "silent":
-            return None
-        return self._asked + 0.1
-
-    def close(self) -> None:
-        self._kit.closed += 1
-
-
-class Kit:
-    """`Toolkit` without a world."""
-
-    def __init__(self, word: str = "said", names: tuple[str, ...] = ("ask", "tell"), broken: int = 0) -> None:
-        self.word, self.names, self.broken = word, names, broken
-        self.asked: list[tuple[str, str, dict[str, Any]]] = []
-        self.closed, self.ended = 0, False
-
-    @property
-    def specs(self) -> list[ToolSpec]:
-        return [ToolSpec(name, f"{name} it", SCHEMA) for name in self.names]
-
-    def open(self, task: Task, rollout: str, seed: int) -> Box:
-        if self.broken:
-            self.broken -= 1
-            raise ToolFailedError("no room", "full", "wait", "full")
-        return Box(self, rollout)
-
-    def close(self) -> None:
-        self.ended = True
-
-
-def never() -> Kit:
-    raise AssertionError("a replay starts nothing")
-
-
-Told = list[Any]
-
-
-def play(kit: RecordingToolkit, rollout: str, calls: list[CALL], seed: int = 1, task: Task = TASK) -> Told:
-    """Everything that one rollout is told, failures included."""
-    told: Told = []
-    try:
-        box = kit.open(task, rollout, seed)
-    except ToolFailedError as error:
-        return [str(error), error.reason]
-    told.append(box.opening)
-    try:
-        for name, arguments in calls:
-            answer = box.call(name, arguments, 5)
-            told.append((answer.text, answer.outcome))
-        told.append(box.reward())
-    except ToolFailedError as error:
-        told += [str(error), error.reason]
-    finally:
-        box.close()
-    return told
-
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -133,10 +57,10 @@ def test_a_replay_is_the_recording_to_the_letter_and_starts_nothing(
     replay.close()
 
 
-def test_every_line_is_json_and_the_file_is_its_owners_alone(tmp_path: Path) -> None:
+def test_every_record_is_json_and_the_file_is_its_owners_alone(tmp_path: Path) -> None:
     path = recorded(tmp_path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    kinds = [json.loads(line)["record"]["kind"] for line in path.read_text().splitlines()]
+    kinds = [record["kind"] for record in payloads(path)]
     assert kinds == ["cassette", "life", "open", "call", "call", "reward", "close"]
 
 
@@ -319,12 +243,11 @@ def test_tools_that_could_not_be_opened_at_once_are_replayed_attempt_by_attempt(
     replay.close()
 
 
-def test_a_torn_last_line_is_left_out_of_a_replay_and_cut_when_recording_goes_on(tmp_path: Path) -> None:
-    whole = recorded(tmp_path).read_bytes()
-    lines = whole.splitlines(keepends=True)
+def test_a_torn_last_record_is_left_out_of_a_replay_and_cut_when_recording_goes_on(tmp_path: Path) -> None:
+    frames = pieces(recorded(tmp_path).read_bytes())[:-1]  # a recorder that is killed leaves no seal
     path = tmp_path / "torn"
-    for kept in range(1, len(lines[-1])):
-        path.write_bytes(b"".join(lines[:-1]) + lines[-1][:kept])
+    for kept in range(1, len(frames[-1])):
+        path.write_bytes(b"".join(frames[:-1]) + frames[-1][:kept])
         RecordingToolkit(None, path, mode="replay").close()
     before = path.read_bytes()
     RecordingToolkit(None, path, mode="replay").close()
@@ -337,18 +260,20 @@ def test_a_torn_last_line_is_left_out_of_a_replay_and_cut_when_recording_goes_on
     replay.close()
 
 
-def test_planted_recording_that_goes_on_behind_a_torn_line_is_seen(
+def test_planted_recording_that_goes_on_behind_a_torn_record_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = os.ftruncate
-    monkeypatch.setattr(recording_file.os, "ftruncate", lambda file, size: real(file, size) if size == 0 else None)
-    monkeypatch.setattr(
-        recording_file.RecordingFile,
-        "_write",
-        lambda self, data: os.pwrite(self._file, data, os.fstat(self._file).st_size),
-    )
+    real = journal.FramedJournal._look_through
+
+    def uncut(self: journal.FramedJournal) -> None:
+        readonly, self.readonly = self.readonly, True
+        real(self)
+        self.readonly = readonly
+        self._end = self._end if readonly else self._file.size()
+
+    monkeypatch.setattr(journal.FramedJournal, "_look_through", uncut)
     with pytest.raises((AssertionError, StateError, ToolError)):
-        test_a_torn_last_line_is_left_out_of_a_replay_and_cut_when_recording_goes_on(tmp_path)
+        test_a_torn_last_record_is_left_out_of_a_replay_and_cut_when_recording_goes_on(tmp_path)
 
 
 def _flipped(data: bytes, at: int) -> bytes:
@@ -361,8 +286,8 @@ def test_no_damage_in_the_middle_is_taken_for_a_recording(tmp_path_factory: pyte
     folder = tmp_path_factory.mktemp("d")
     path = recorded(folder, "train/0/0/1")
     whole = path.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    where = data.draw(st.integers(0, len(lines) - 2))
+    lines = pieces(whole)
+    where = data.draw(st.integers(0, len(lines) - 2))  # not the seal, which holds no record
     damaged = data.draw(
         st.sampled_from(["flip", "drop", "double", "swap", "blank", "foreign", "cut"]), label="damage"
     )  # fmt: skip
@@ -381,9 +306,8 @@ def test_no_damage_in_the_middle_is_taken_for_a_recording(tmp_path_factory: pyte
         spoilt[where] = lines[where][: data.draw(st.integers(0, len(lines[where]) - 2))]
     else:
         (folder / "other").mkdir()
-        spoilt[where] = recorded(folder / "other", "train/0/0/1").read_bytes().splitlines(keepends=True)[where]
-    if spoilt == lines:  # the line that says which session it is may be the same in both
-        return
+        spoilt[where] = recorded(folder / "other", "train/0/0/1").read_bytes()
+        spoilt[where] = pieces(spoilt[where])[where]
     path.write_bytes(b"".join(spoilt))
     for mode in ("replay", "record"):
         with pytest.raises(StateError, match="not a cassette that can be used") as refused:
@@ -392,32 +316,56 @@ def test_no_damage_in_the_middle_is_taken_for_a_recording(tmp_path_factory: pyte
     assert path.read_bytes() == b"".join(spoilt), "what is refused is left as it is"
 
 
+def killed_recorder(folder: Path) -> list[bytes]:
+    """The pieces of a cassette whose recorder died: nothing was synced since it began, and no seal protects it."""
+    record = RecordingToolkit(Kit(), folder / "killed")
+    for rollout in ("train/0/0/0", "train/0/0/1"):
+        play(record, rollout, [("ask", {"z": "x", "a": 1})])
+    return pieces((folder / "killed").read_bytes())
+
+
+def damage_is_refused_and_left(folder: Path) -> None:
+    frames = killed_recorder(folder)
+    for where in range(1, len(frames) - 1):
+        broken = [*frames[:where], _flipped(frames[where], len(frames[where]) // 2), *frames[where + 1 :]]
+        (folder / "spoilt").write_bytes(b"".join(broken))
+        for mode in ("replay", "record"):
+            with pytest.raises(StateError, match="not a cassette that can be used"):
+                RecordingToolkit(Kit(), folder / "spoilt", mode=mode)
+        assert (folder / "spoilt").read_bytes() == b"".join(broken), "answers behind the damage are still there"
+
+
+def test_damage_that_no_sync_protects_is_refused_all_the_same(tmp_path: Path) -> None:
+    damage_is_refused_and_left(tmp_path)
+
+
+def test_planted_cassette_that_takes_it_for_a_torn_tail_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording_file.CassetteJournal, "strict", False)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        damage_is_refused_and_left(tmp_path)
+
+
 def test_planted_reader_without_checksums_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = recorded(tmp_path)
     path.write_bytes(path.read_bytes().replace(b"said train", b"SAID train"))
     with pytest.raises(StateError):
         RecordingToolkit(None, path, mode="replay")
-    monkeypatch.setattr(recording_file, "_framed", lambda text, seed: _Anything())
+    monkeypatch.setattr(journal, "payload_fits", lambda payload, head, seed: len(payload) == head.length)
     replay = RecordingToolkit(None, path, mode="replay")
     answer = replay.open(TASK, "train/0/0/0", 1).call("ask", {"z": "x", "a": 1}, 5)
     assert answer.text.startswith("SAID"), "only the checksum stands between this and a run"
     replay.close()
 
 
-class _Anything(bytes):
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    __hash__ = bytes.__hash__
-
-
-@pytest.mark.parametrize("content", [b"", b'{"crc":"00', b'{"crc":"00000000","record":{'])
-def test_a_recording_that_died_in_its_first_line_begins_again_and_a_replay_of_it_is_refused(
-    tmp_path: Path, content: bytes
+@pytest.mark.parametrize("kept", [0, 1, 10, 32, 33, 63, 64, 65, -1])
+def test_a_recording_that_died_in_its_first_write_begins_again_and_a_replay_of_it_is_refused(
+    tmp_path: Path, kept: int
 ) -> None:
-    path = tmp_path / "c"
-    path.write_bytes(content)
-    with pytest.raises(StateError, match="first line"):
+    path = recorded(tmp_path)
+    path.write_bytes(b"".join(pieces(path.read_bytes())[:2])[:kept])
+    with pytest.raises(StateError, match="no whole first record"):
         RecordingToolkit(None, path, mode="replay")
     record = RecordingToolkit(Kit(), path)
     told = play(record, "r", [])
@@ -427,7 +375,9 @@ def test_a_recording_that_died_in_its_first_line_begins_again_and_a_replay_of_it
     replay.close()
 
 
-@pytest.mark.parametrize("content", [b"my diary, without an end", b'{"prompt": "a task"}\n', b"\x89PNG", b"\n", b"{}"])
+@pytest.mark.parametrize(
+    "content", [b"my diary, without an end", b'{"prompt": "a task"}\n', b"\x89PNG", b"\n", b"{}", b'{"crc":"00']
+)
 def test_a_file_that_is_something_else_is_never_written_to(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "c"
     path.write_bytes(content)
@@ -467,11 +417,11 @@ def test_after_a_write_that_failed_nothing_more_is_written(tmp_path: Path, monke
         budget[0] -= written
         return written
 
-    monkeypatch.setattr(recording_file.os, "pwrite", full)
+    monkeypatch.setattr(journal.os, "pwrite", full)
     with pytest.raises(StorageError, match="No space left") as full_disk:
         box.call("ask", {"z": "x"}, 5)
     assert full_disk.value.exit_code == 74
-    monkeypatch.setattr(recording_file.os, "pwrite", real)
+    monkeypatch.setattr(journal.os, "pwrite", real)
     with pytest.raises(StorageError):
         box.call("ask", {"z": "y"}, 5)
     size = (tmp_path / "c").stat().st_size

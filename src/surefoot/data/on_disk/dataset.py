@@ -40,7 +40,7 @@ from surefoot.data.on_disk.index import (
 from surefoot.data.on_disk.rows import RowFile, spool_parquet, spool_rows
 from surefoot.errors import ConfigError, StateError, TaskError
 from surefoot.records import Task
-from surefoot.storage.files import storage_error
+from surefoot.system.files import storage_error
 from surefoot.system.hashing import sha256_of
 
 HIDDEN = ".surefoot"

@@ -23,8 +23,7 @@ from surefoot.data.files import RowProblem, parquet_rows, parse_row, row_task
 from surefoot.data.task_format import kind
 from surefoot.errors import SurefootError, TaskError
 from surefoot.records import Task
-from surefoot.storage.files import storage_error
-from surefoot.system.files import atomic_file
+from surefoot.system.files import atomic_file, storage_error
 from surefoot.system.heartbeat import tick
 
 BOM = b"\xef\xbb\xbf"

@@ -30,7 +30,7 @@ from surefoot.errors import StateError
 from surefoot.harness.files import make_unseen, read_json, write_json
 from surefoot.harness.git import GitError, git, head, root_of
 from surefoot.harness.tracker.memory import gpu_names
-from surefoot.harness.tracker.tracker import JournalWriter, read_journals
+from surefoot.harness.tracker.tracker import SUFFIX, JournalWriter, read_journals
 
 # -- Names of tests in a results file: `module::function[parameters]`, never two tests under one name
 
@@ -167,7 +167,7 @@ class Results:
                     "a value that is tracked has to be on disk before the test goes on",
                     "make the folder writable, or set surefoot_results_dir in the pytest configuration",
                 ) from error
-            self._writer = JournalWriter(self.journals / f"{self.process}-{os.getpid()}.jsonl")
+            self._writer = JournalWriter(self.journals / f"{self.process}-{os.getpid()}{SUFFIX}")
         return self._writer
 
     def refresh(self) -> None:

@@ -11,13 +11,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from surefoot.errors import StateError
 from surefoot.harness.series import TAG, Unavailable
 from surefoot.harness.tracker.memory import DefaultMonitor, MemoryMonitor
+from surefoot.system.journal import FramedJournal, SystemFile, first_record, salvage
 
 # -- What a results file can hold: JSON values, checked and copied at the moment they are tracked -
 
@@ -99,46 +100,64 @@ def _key(key: Any, where: str) -> str:
     return _text(str(key), f"a key of {where}")
 
 
-# -- What a session tracked so far, on disk after every call: a killed process loses at most the line it was writing
+# -- What a session tracked so far, on disk after every call: a killed process loses at most what it was writing
 # <results>/.unit_results_journal/<session>/
-# lock            held by the session's main process while it lives
-# header.json     what is known at the start: commit, dirty, host, packages
-# <process>.jsonl one line per event, one file per process, so that workers never share a file
+# lock              held by the session's main process while it lives
+# header.json       what is known at the start: commit, dirty, host, packages
+# <process>.journal one framed record per event, one file per process, so that workers never share a file
 #
 # Owns       those files, and turning them back into metrics.
-# Promises   appending is one write call; a torn last line is expected, any other damage is named.
+# Promises   a torn last record is expected, any other damage is named and what lies around it is kept; files of format
+#            1 (<process>.jsonl, one JSON object per line) are read as well.
 # Never      decides where results go: that is `results.py`.
 
 
 START, TRACK, END = "start", "track", "end"
+KIND, FORMAT = "tracked", 2
+SUFFIX, OLD_SUFFIX = ".journal", ".jsonl"
 
 
 class JournalWriter:
-    """Appends events of this process. Opened on the first one, so a session without trackers leaves nothing."""
+    """Appends events of this process. Opened on the first one, so a session without trackers leaves nothing.
+
+    A fork that goes on tracking gets a file of its own, `<process>-<its number>.journal`.
+    """
 
     def __init__(self, file: Path) -> None:
-        self._file = file
-        self._descriptor: int | None = None
+        self._file, self._process = file, os.getpid()
+        self._journal: FramedJournal | None = None
         self._lock = threading.Lock()
 
     def append(self, event: str, test: str, **values: Any) -> None:
-        """One event as one line."""
-        line = json.dumps({"event": event, "test": test, **values}, allow_nan=False) + "\n"
+        """One event as one record; it outlives this process when the call returns."""
         with self._lock:
-            if self._descriptor is None:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            data = line.encode()
-            written = os.write(self._descriptor, data)
-            if written != len(data):
-                raise OSError(f"{self._file}: only {written} of {len(data)} bytes could be written; is the disk full?")
+            if self._process != os.getpid():
+                self._process = os.getpid()
+                self._file = self._file.with_name(f"{self._file.stem}-{self._process}{SUFFIX}")
+                self._journal = None  # the parent's, whose file it alone writes to
+            if self._journal is None:
+                self._journal = _begun(self._file)
+            self._journal.append({"event": event, "test": test, **values}, durable=False)
 
     def close(self) -> None:
         """Let go of the file; a later event opens it again."""
         with self._lock:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
+            if self._journal is not None and self._process == os.getpid():
+                self._journal.close()
+            self._journal = None
+
+
+def _begun(path: Path) -> FramedJournal:
+    """The journal at `path`, made if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = SystemFile(path, create=True)
+    try:
+        if first_record(file, str(path)) is None:
+            return FramedJournal.begin(file, {"kind": KIND, "format": FORMAT}, str(path))
+        return FramedJournal(file, str(path))
+    except BaseException:
+        file.close()
+        raise
 
 
 @dataclass(slots=True)
@@ -148,27 +167,53 @@ class SessionJournal:
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Node id to tracked values; `_elapsed` when the test ended, `_unfinished` when it did not."""
     problems: list[str] = field(default_factory=list)
-    """Lines that could not be read, each with its file and number."""
+    """Records that could not be read, each with its file and place."""
 
 
 def read_journals(folder: Path) -> SessionJournal:
-    """Merge the journals of one session."""
+    """Merge the journals of one session, a fork's behind that of the process it came from."""
     journal = SessionJournal()
-    for file in sorted(folder.glob("*.jsonl")):
-        whole, _, torn = file.read_bytes().rpartition(b"\n")
-        _apply(whole.splitlines(), file.name, journal)
-        if torn:  # the line that was being written when the process died
-            lost = f"{file.name}: the last line is torn after {len(torn)} bytes; what it said is lost"
-            journal.problems.append(lost)
+    for file in sorted(folder.iterdir(), key=lambda file: file.stem):
+        if file.suffix == SUFFIX:
+            _read_frames(file, journal)
+        elif file.suffix == OLD_SUFFIX:
+            _read_lines(file, journal)
     return journal
 
 
-def _apply(lines: Iterable[bytes], name: str, journal: SessionJournal) -> None:
-    for number, line in enumerate(lines, 1):
-        try:
-            _event(json.loads(line), journal)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            journal.problems.append(f"{name}, line {number}: {error}")
+def _read_frames(file: Path, journal: SessionJournal) -> None:
+    if not file.stat().st_size:
+        return  # being made, or its process died before it said anything
+    try:
+        found = salvage(file)
+    except StateError as error:
+        journal.problems.append(f"{file.name}: it cannot be read, {error.why}")
+        return
+    for entry in found.records:
+        if entry.record.get("kind") != KIND:
+            _apply(entry.record, f"{file.name}, record {entry.number}", journal)
+        elif entry.record.get("format") != FORMAT:
+            written = entry.record.get("format")
+            journal.problems.append(f"{file.name}: it has format {written}, and this version reads format {FORMAT}")
+            return
+    journal.problems += [f"{file.name}: {problem}; what they said is lost" for problem in found.problems]
+
+
+def _read_lines(file: Path, journal: SessionJournal) -> None:
+    """Format 1: one JSON object per line, and the last one without its end if the process died."""
+    whole, _, torn = file.read_bytes().rpartition(b"\n")
+    for number, line in enumerate(whole.splitlines(), 1):
+        _apply(line, f"{file.name}, line {number}", journal)
+    if torn:
+        lost = f"{file.name}: the last line is torn after {len(torn)} bytes; what it said is lost"
+        journal.problems.append(lost)
+
+
+def _apply(told: bytes | dict[str, Any], where: str, journal: SessionJournal) -> None:
+    try:
+        _event(json.loads(told) if isinstance(told, bytes) else told, journal)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        journal.problems.append(f"{where}: {error}")
 
 
 def _event(record: dict[str, Any], journal: SessionJournal) -> None:

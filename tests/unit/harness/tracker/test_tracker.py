@@ -28,7 +28,7 @@ class Monitor:
 
 
 def make(folder: Path, monitor: Monitor | None = None) -> MetricTracker:
-    return MetricTracker(TEST, JournalWriter(folder / "main.jsonl"), monitor or Monitor(None))
+    return MetricTracker(TEST, JournalWriter(folder / "main.journal"), monitor or Monitor(None))
 
 
 def kept(folder: Path) -> dict[str, Any]:
