@@ -26,11 +26,7 @@ from functools import lru_cache
 from typing import Any
 
 from surefoot.errors import ModelError
-<<<<<<< ours
-from surefoot.system.deadline import Deadline
-=======
 from surefoot.system.frames import LinePipe
->>>>>>> theirs
 from surefoot.system.memory import data_bytes
 from surefoot.system.process import Child
 
@@ -80,28 +76,9 @@ class _RenderChild:
         )  # fmt: skip
         self._pipe = LinePipe(self._process.stdout.fileno(), self._process.stdin.fileno(), _LINE_CAP)
 
-<<<<<<< ours
-    def ask(self, question: bytes, deadline: Deadline) -> dict[str, Any]:
-        """The child's answer; OSError when it is gone, or silent for too long."""
-        answer = bytearray()
-        rest = memoryview(question)
-        while not answer.endswith(b"\n"):
-            if deadline.expired:
-                raise TimeoutError(f"nothing was heard of it for {PATIENCE_S:g} s")
-            readable, writable, _ = select.select([self._from], [self._to] if rest else [], [], deadline.left)
-            if writable:
-                rest = rest[os.write(self._to.fileno(), rest[:_AT_ONCE]) :]
-            if readable:
-                piece = os.read(self._from.fileno(), _AT_ONCE)
-                if not piece:
-                    raise BrokenPipeError("it ended")
-                answer += piece
-        found: dict[str, Any] = json.loads(answer)
-=======
     def ask(self, question: bytes) -> dict[str, Any]:
         """The child's answer; OSError when it is gone, or silent for too long."""
         found: dict[str, Any] = json.loads(self._pipe.exchange(question, PATIENCE_S))
->>>>>>> theirs
         return found
 
     def end(self) -> int:
@@ -140,11 +117,7 @@ def _answer(question: bytes) -> dict[str, Any]:
             _children.append(_RenderChild())
         child = _children[0]
         try:
-<<<<<<< ours
-            return child.ask(question, Deadline(PATIENCE_S))
-=======
             return child.ask(question)
->>>>>>> theirs
         except BaseException as error:
             _children.clear()  # it may still be busy with this question: the next one must not hear the answer
             code = child.end()

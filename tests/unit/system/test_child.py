@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from surefoot.system import process
+from surefoot.system.deadline import Deadline
 from surefoot.system.process import Child, descendants, exists, is_alive, start_ticks, title
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
@@ -216,6 +217,9 @@ def test_a_process_is_known_by_its_start_even_if_its_name_is_odd(tmp_path: Path)
     with Child.start([str(odd), "600"]) as child:
         assert start_ticks(child.pid) == start_ticks(child.pid) != start_ticks(os.getpid())
         assert start_ticks(child.pid) is not None
+        deadline = Deadline(10)  # `start` returns while the kernel still lays the words out
+        while not title(child.pid) and not deadline.expired:
+            time.sleep(0.01)
         assert title(child.pid).endswith("a ) b 1 2 3 600")
     assert start_ticks(child.pid) is None
     assert title(child.pid) == ""

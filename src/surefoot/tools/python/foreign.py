@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.errors import ToolError, ToolFailedError
-from surefoot.system.deadline import Deadline
 from surefoot.system.environment import inherited
 from surefoot.system.frames import LinePipe, PipeEndedError, PipeFloodedError
 from surefoot.system.json import loads
@@ -27,78 +26,6 @@ from surefoot.tools.python.foreign_host import LINE_CAP
 from surefoot.tools.python.pool import CRASHED, TIMEOUT, UNAVAILABLE, EnvLimits, EnvToolkit
 from surefoot.tools.text import readable
 
-<<<<<<< ours
-
-class PipeEndedError(Exception):
-    """The other side closed its end."""
-
-
-class PipeFloodedError(Exception):
-    """The other side sent more than it may."""
-
-
-class LinePipe:
-    """One question at a time: a line there, a line back."""
-
-    def __init__(self, reading: int, writing: int, cap: int) -> None:
-        self._reading, self._writing, self._cap = reading, writing, cap
-        self._inbox = bytearray()
-        os.set_blocking(reading, False)
-        os.set_blocking(writing, False)
-
-    def exchange(self, line: bytes, seconds: float) -> bytes:
-        """Send `line` and wait for one; a TimeoutError when it takes longer."""
-        deadline = Deadline(seconds)
-        if self._inbox:
-            raise PipeFloodedError(f"{len(self._inbox)} bytes came unasked")
-        left = memoryview(line)
-        while left:
-            self._wait(deadline, writing=True)
-            left = left[self._write(left) :]
-        while (end := self._inbox.find(b"\n")) < 0:
-            if len(self._inbox) > self._cap:
-                raise PipeFloodedError(f"a line of more than {self._cap} bytes")
-            self._wait(deadline, writing=False)
-            self._read()
-        answer = bytes(self._inbox[:end])
-        del self._inbox[: end + 1]
-        return answer
-
-    def _wait(self, deadline: Deadline, *, writing: bool) -> None:
-        left = deadline.left
-        watch = select.poll()
-        watch.register(self._writing if writing else self._reading, select.POLLOUT if writing else select.POLLIN)
-        if left <= 0 or not watch.poll(1000 * left):
-            raise TimeoutError
-
-    def _write(self, data: memoryview) -> int:
-        try:
-            return os.write(self._writing, data[: 1 << 16])
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise PipeEndedError(f"it does not listen any more ({error.strerror})") from error
-
-    def _read(self) -> None:
-        try:
-            block = os.read(self._reading, 1 << 16)
-        except BlockingIOError:
-            return
-        if not block:
-            raise PipeEndedError("it ended without an answer")
-        self._inbox += block
-
-
-# -- Environments whose packages conflict with ours, in a process and a Python of their own -------
-# Owns       the processes of `foreign_host.py`: how they are started, asked and ended.
-# Promises   explicit argv, no shell; of our environment only listed variables, and none that leads to our packages;
-# lines, bytes and seconds are bounded; a process that overruns, floods or talks nonsense is ended with
-# everything it started, and only its own rollout is lost; what it printed last stands in the error.
-# Never      runs foreign code in this process.
-
-
-=======
->>>>>>> theirs
 FLOODED, PROTOCOL = "tool_flooded", "tool_protocol"
 GRACE_S = 0.3
 """Beyond the deadline: what can be cancelled over there is cancelled in this time; then the process is ended."""
