@@ -69,9 +69,14 @@ class JournalMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.promised) > 1)
     @rule(where=st.floats(0, 0.999), bit=st.integers(0, 7))
     def damage_what_was_followed_by_a_promise(self, where: float, bit: int) -> None:
-        """A flipped bit before the last promised record is refused, in every case."""
-        self.journal.append({"x": "the last promise"})
-        self.promised, self.hoped = [*self.promised, *self.hoped, {"x": "the last promise"}], []
+        """A flipped bit before the last promised record is refused, in every case.
+
+        A frame proves what was on the disk when it was written. Records that nobody synced before it could be a torn
+        write for all that it knows, so a first promise makes them durable.
+        """
+        for record in ({"x": "what came before is on the disk"}, {"x": "the last promise"}):
+            self.journal.append(record)
+            self.promised, self.hoped = [*self.promised, *self.hoped, record], []
         last = [entry.offset for entry in self.journal.records()][-1]
         data = bytearray(self.file.visible)
         data[int(HEADER_BYTES + where * (last - HEADER_BYTES))] ^= 1 << bit
