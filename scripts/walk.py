@@ -9,14 +9,15 @@ profiled: from `TaskQueue.next_batch` of that step to the end of its `TaskQueue.
 checking, journaling, learning, publishing and logging are inside; start-up, evaluation, checkpoints and the steps
 before it, in which everything lazy is imported and cached, are outside.
 
-Counted is what the driver's threads run, those that it starts included:
+Counted is what the loop's own thread runs, and every thread that is started during the step:
 
     modules     files of src/surefoot of which at least one function ran
     functions   distinct functions, methods, lambdas and nested functions of these files; a comprehension belongs to
                 the function around it
     records     dataclasses and named tuples of surefoot of which at least one instance was made by its constructor
 
-Not seen: reward workers, which are other processes; records that are copied or unpickled without their constructor.
+Not seen: reward workers, which are other processes; threads that are older than the step, such as the watchdog and the
+writer of status.json, which work at their own pace; records that are copied or unpickled without their constructor.
 """
 
 from __future__ import annotations
@@ -67,18 +68,16 @@ class Walk:
             if kind.__module__.startswith("surefoot.") and is_record(kind):
                 self.records[kind.__qualname__] += 1
 
-    def watch_threads(self) -> None:
-        """Have every thread that is started from here on call `see`; it counts nothing before `begin`."""
-        threading.setprofile(self.see)
-
     def begin(self) -> None:
-        """Count from here on, in this thread too."""
+        """Count from here on, in this thread and in those that are started from here on."""
         self.looking = True
+        threading.setprofile(self.see)
         sys.setprofile(self.see)
 
     def end(self) -> None:
         """Count no more."""
         sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
         self.looking = False
 
     def summary(self) -> dict[str, Any]:
@@ -125,13 +124,11 @@ def walk(
         current.end()
 
     keys = [*KEYS, f"max_steps={max(steps) + 1}", f"output_dir={folder / 'run'}"]
-    current.watch_threads()
     DurableTaskQueue.next_batch, DurableTaskQueue.close_batch = first, last  # type: ignore[method-assign]
     try:
         train(load_config(None, keys), view=PlainView(max(steps) + 1, io.StringIO()))
     finally:
         current.end()
-        threading.setprofile(None)  # type: ignore[arg-type]
         DurableTaskQueue.next_batch, DurableTaskQueue.close_batch = next_batch, close_batch  # type: ignore[method-assign]
     return {step: seen.summary() for step, seen in walks.items()}
 
