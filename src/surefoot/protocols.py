@@ -381,8 +381,9 @@ class TaskQueue(Protocol):
 class Runtime(Protocol):
     """Who runs where. The loop sees only this."""
 
-    landmarks: list[list[float]] | None
-    """What the learner thought of the canary's fixed tokens at the last publish: the next move is measured from it."""
+    probe_baseline: list[list[float]] | None
+    """The learner's log-probabilities of the fixed probe tokens at the last publish; the next publish reports how far
+    they moved. Set before the first publish of a resumed run, it is what the second one is measured from."""
 
     def collect(
         self, tasks: Sequence[Task], step: int, first: int = 0, *, played: Mapping[int, Group] = MappingProxyType({}),

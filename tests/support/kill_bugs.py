@@ -107,7 +107,7 @@ def _other_groups() -> None:
 def _checked_twice() -> None:
     from surefoot import loop_state
 
-    loop_state.PLAIN = tuple(name for name in loop_state.PLAIN if name != "checked")
+    loop_state.PLAIN = {name: key for name, key in loop_state.PLAIN.items() if name != "checked"}
 
 
 def _batch_not_kept() -> None:
@@ -144,9 +144,9 @@ def _forgets_the_old_end() -> None:
 
 def _config_first() -> None:
     """A new length is in config.toml before the journal knows of it."""
-    from surefoot.run import resume
     from surefoot.storage.failpoints import failpoint
 
+    resume: Any = importlib.import_module("surefoot.run.resume")  # `surefoot.run.resume` is the function
     real = resume.write_extension
 
     def write(keeper: Any, extension: Any, version: int) -> None:
@@ -154,8 +154,7 @@ def _config_first() -> None:
         failpoint("extend.journaled")
         real(keeper, extension, version)
 
-    home: Any = importlib.import_module("surefoot.run.resume")
-    home.write_extension = write
+    resume.write_extension = write
 
 
 def _given_up_in_memory() -> None:

@@ -37,7 +37,7 @@ class Diary(list[tuple[Any, ...]]):
 class FakeRuntime:
     """Plays groups whose siblings differ; every rollout carries the version that was published last."""
 
-    landmarks: list[list[float]] | None = None
+    probe_baseline: list[list[float]] | None = None
 
     def __init__(self, diary: Diary, rewards: Callable[[int, int], float | None], finish: str) -> None:
         self.diary, self.rewards, self.finish, self.version = diary, rewards, finish, -1
@@ -103,8 +103,8 @@ def make(
         log=lambda step, metrics: diary.append(("log", step, metrics)),
         evaluated=lambda step, metrics: diary.append(("evaluated", step, metrics)),
         warn=lambda what, remedy: diary.append(("warn", what, remedy)),
-        keep_groups=lambda step, groups: diary.append(("keep", step)),
-        refused=lambda step, samples, suspects: diary.append(("refused", step)),
+        save_rollouts=lambda step, groups: diary.append(("keep", step)),
+        step_refused=lambda step, samples, suspects: diary.append(("refused", step)),
         save=lambda step: diary.append(("save", step)),
     )
     learner: Any = FakeLearner(diary, refuse, census)
@@ -247,7 +247,7 @@ def test_weights_are_saved_on_their_cadence(every: int, steps: list[int]) -> Non
 @pytest.mark.config_key("save_minutes")
 def test_a_save_that_the_clock_asks_for_comes_between_two_steps() -> None:
     run, diary = make(save_best=False)
-    run.hooks.due = lambda: run.step in (2, 5)
+    run.hooks.save_is_due = lambda: run.step in (2, 5)
     loop.train(run)
     assert diary.of("save") == [2, 5]
     assert [kind for kind, *_ in diary if kind in ("learn", "save")].index("save") == 2, "after the second step"

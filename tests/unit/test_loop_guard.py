@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from surefoot import loop
+from surefoot import evaluation, loop
 from surefoot.config import Config
 from surefoot.config.schedule import Answered
 from surefoot.errors import CollapseStopError, RewardError, StateError
@@ -49,8 +49,8 @@ class FakeRun:
             log=lambda step, metrics: None,
             evaluated=lambda step, metrics: self.note("evaluated", step, metrics),
             warn=lambda what, remedy: self.note("warn", what),
-            keep_groups=lambda step, groups: None,
-            refused=lambda step, samples, suspects: None,
+            save_rollouts=lambda step, groups: None,
+            step_refused=lambda step, samples, suspects: None,
             save=lambda step: self.note("save", step),
         )
         self.run = Run(
@@ -67,7 +67,7 @@ class FakeRun:
 
             self.run.guard.update = spy  # type: ignore[method-assign,assignment]
 
-    landmarks = None
+    probe_baseline = None
 
     def note(self, *entry: Any) -> None:
         self.diary.append(entry)
@@ -228,9 +228,9 @@ def test_an_evaluation_without_the_watched_metric_is_an_error_and_not_a_pass() -
 
 
 def test_an_accuracy_outside_0_and_1_has_no_binomial_error() -> None:
-    between = GuardInputs()
-    between.step({"reward": 0.5})
-    ((_, numbers),) = between.folds(2, {"eval_accuracy": 3.0, "eval_n": 10.0}, "eval_accuracy")
+    inputs = GuardInputs()
+    inputs.step({"reward": 0.5})
+    ((_, numbers),) = inputs.for_evaluation(2, {"eval_accuracy": 3.0, "eval_n": 10.0}, "eval_accuracy")
     assert numbers == {"reward": 0.5, "heldout": 3.0}
 
 
@@ -411,18 +411,18 @@ def test_the_check_that_the_planted_bugs_break_is_green() -> None:
 
 
 def test_planted_missing_call_site_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "update_guard", lambda run: {})
+    monkeypatch.setattr(evaluation, "update_guard", lambda run: {})
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check()
 
 
 def test_planted_proxy_as_held_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = GuardInputs.folds
+    real = GuardInputs.for_evaluation
 
     def proxy(self: GuardInputs, *args: Any) -> Any:
         return [(step, numbers | {"heldout": numbers["reward"]}) for step, numbers in real(self, *args)]
 
-    monkeypatch.setattr(GuardInputs, "folds", proxy)
+    monkeypatch.setattr(GuardInputs, "for_evaluation", proxy)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check()
 

@@ -165,7 +165,7 @@ def evaluate(
 
 
 def _answer(who: str, config: Config, subject: _Subject, pool: RewardPool, *, served: bool) -> Evaluation:
-    from surefoot.loop import answer, eval_metrics
+    from surefoot.evaluation import answer, eval_metrics
     from surefoot.run.build import build  # torch: after the reward workers are forked
 
     parts = build(config, subject.base, subject.inputs, pool, answer_only=True)

@@ -197,7 +197,7 @@ def write_verdict(ctx: RunContext, run: Run, judgement: RunJudgement, code: int 
     tick("writing the verdict")
     sinks.close()  # their last rows first, so that the verdict can say what became of them
     failpoint("session.before_verdict")
-    seconds = run.seconds
+    seconds = run.clock.seconds
     keeper.folder.write_verdict(judgement.status, judgement.reasons, {
         "planned_steps": run.config.max_steps,
         "executed_steps": run.step,

@@ -158,8 +158,7 @@ SAME = ("torch", "machine", "threads", "device_name")
 
 def go_on(run: Run, parts: Parts, keeper: RunStore, view: View, extension: Extension | None = None) -> None:
     """Bring learner, loop, ledger and metrics to the newest good checkpoint, or to step 0 when there is none."""
-    from surefoot.loop import logging_due
-    from surefoot.loop_state import restore_run
+    from surefoot.loop_state import logging_due, restore_run
 
     found = newest_good(keeper.folder.root)
     failpoint("resume.found")

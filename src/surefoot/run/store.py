@@ -213,10 +213,10 @@ def make_hooks(ctx: RunContext) -> Hooks:
 
     return Hooks(
         log=log, evaluated=evaluated, warn=view.warn, save=lambda step: None, stop=lambda: ctx.stop.asked,
-        phase=lookout.phase(ctx.stop.part), finished=lookout.finished,
-        keep_groups=lambda step, groups: write_lines(folder.rollouts(step), _lines(groups)),
-        keep_answers=lambda step, results: write_lines(folder.answers(step), answer_lines(results)),
-        refused=lambda step, samples, suspects: write_lines(
+        phase=lookout.phase(ctx.stop.part), step_finished=lookout.finished,
+        save_rollouts=lambda step, groups: write_lines(folder.rollouts(step), _lines(groups)),
+        save_answers=lambda step, results: write_lines(folder.answers(step), answer_lines(results)),
+        step_refused=lambda step, samples, suspects: write_lines(
             folder.logs / f"refused_step_{step}.jsonl", _dump(samples, suspects)
         ),
     )  # fmt: skip
@@ -244,7 +244,7 @@ def keep_checkpoints(run: Run, parts: Parts, keeper: RunStore) -> None:
             keeper.prune(config.save_steps, None if run.best is None else run.best[0], run.hooks.warn)
 
     run.hooks.save = save
-    run.hooks.due = lambda: config.save_minutes > 0 and time.monotonic() - saved >= 60 * config.save_minutes
+    run.hooks.save_is_due = lambda: config.save_minutes > 0 and time.monotonic() - saved >= 60 * config.save_minutes
 
 
 def _lines(groups: Sequence[Group]) -> Iterator[str]:

@@ -153,7 +153,7 @@ def run_of(configure: Any, learner: Any = None, **keys: Any) -> Run:
     """A run that can prepare and learn, and nothing else."""
     nobody: Any = None
     codec: Any = SimpleNamespace(vocab_size=61, stop_ids=frozenset({2}))
-    hooks: Any = SimpleNamespace(refused=lambda step, samples, suspects: None, phase=lambda name: nullcontext())
+    hooks: Any = SimpleNamespace(step_refused=lambda step, samples, suspects: None, phase=lambda name: nullcontext())
     config = configure(**keys).config
     return Run(
         config=config, runtime=nobody, learner=learner, codec=codec, queue=nobody, heldout=(), hooks=hooks
