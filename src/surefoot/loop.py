@@ -142,8 +142,9 @@ def publish(run: Run) -> Metrics:
     """Hand the engines the weights, with proof that they arrived."""
     failpoint("loop.before_publish")
     with run.hooks.phase("publish"):
-        metrics = dict(run.runtime.publish(run.learner.weights(), run.learner.version))
-    run.hooks.published(run.learner.version)
+        weights, version = run.learner.published()
+        metrics = dict(run.runtime.publish(weights, version))
+    run.hooks.published(version)
     failpoint("loop.after_publish")
     return metrics
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from surefoot.config import Config
 from surefoot.config.schedule import Answered, Cadence, answered_tasks, cadence_of
@@ -21,14 +21,9 @@ from surefoot.guards.auto_settings import derived
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.guards.invariants import DiversityGuard
 from surefoot.guards.noise import proportion_se
-from surefoot.protocols import Codec, EvalResult, Runtime, StepReport, TaskQueue
+from surefoot.protocols import Codec, EvalResult, Learner, ParameterUpdates, Runtime, StepReport, TaskQueue
 from surefoot.records import Group, Task, TrainSample
 from surefoot.rewards.rules import EvalSet
-
-if TYPE_CHECKING:
-    from surefoot.learner.grpo import GRPOLearner
-    from surefoot.learner.updates import ParameterUpdates
-
 
 # -- What is derived from the steps: warnings for a person, arguments for the guard ----------------
 # `step_one_warnings`  each with a remedy: most runs that learn nothing show it in their first step
@@ -286,7 +281,7 @@ class Run:
 
     config: Config
     runtime: Runtime
-    learner: GRPOLearner
+    learner: Learner
     codec: Codec
     queue: TaskQueue
     heldout: Sequence[Task]
@@ -374,7 +369,7 @@ class Run:
         self.step += 1
         self.refused_in_a_row = 0 if applied else self.refused_in_a_row + 1
         self.refused_steps += not applied
-        invariants.check_steps(self.step, self.learner.version, self.refused_steps)
+        invariants.check_steps(self.step, self.learner.facts.version, self.refused_steps)
 
 
 def step_metrics(run: Run, report: StepReport) -> Metrics:
@@ -382,7 +377,7 @@ def step_metrics(run: Run, report: StepReport) -> Metrics:
     metrics = dict(report.metrics) | {"version": float(report.version), "steps_refused": float(not report.applied)}
     for name, word in run.datasets.items():
         metrics[f"datasets/{word}/trained_rows"] = float(report.trained_rows.get(name, 0))
-    updates = run.learner.census
+    updates = run.learner.facts.parameter_updates
     if updates is not None and not run.updates_logged:
         metrics |= updates.metrics()
         run.updates_logged = updates.moved > 0
@@ -392,7 +387,7 @@ def step_metrics(run: Run, report: StepReport) -> Metrics:
 def warnings_of(run: Run, metrics: Metrics, groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
     """(what, remedy) pairs of the step that was just logged."""
     if run.step == 1:
-        yield from step_one_warnings(metrics, run.learner.census, run.config)
+        yield from step_one_warnings(metrics, run.learner.facts.parameter_updates, run.config)
     is_last_pass = run.step % run.config.num_iterations == 0  # the calls of a batch count once
     yield from run.tool_alarms.step(metrics, groups if is_last_pass else ())
 

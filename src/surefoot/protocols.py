@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -231,21 +232,71 @@ Scored = tuple[tuple[int, ...], tuple[int, ...]]
 """Prompt ids and completion ids: tokens whose probability is asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class ParameterUpdates:
+    """How many parameter tensors got a gradient and how many changed, measured around one optimiser step."""
+
+    total: int
+    with_gradient: int
+    moved: int
+    still: tuple[str, ...]
+    """Trainable tensors that did not change."""
+
+    def metrics(self) -> dict[str, float]:
+        """For the log line of the first step."""
+        return {
+            "census/parameters": float(self.total),
+            "census/with_gradient": float(self.with_gradient),
+            "census/moved": float(self.moved),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerFacts:
+    """What a run reads of its learner between two steps."""
+
+    version: int = 0
+    """How many optimiser steps were applied."""
+    parameter_updates: ParameterUpdates | None = None
+    """Of the first step that changed something, or of the newest one until then; None before the first step."""
+    checked_tokens: int = 0
+    """Tokens whose masks were checked."""
+    splits: int = 0
+    """How often microbatches were halved because memory ran out."""
+    changed_entries: int = 0
+    """Parameter entries that optimiser steps changed, summed over the steps of the run."""
+
+
+WeightSource = tuple[Weights, int]
+"""All weights by Hugging Face name, and their version: the learner's own tensors, or a name for those elsewhere."""
+
+
 class Learner(Protocol):
-    """The weights, and the only one who changes them."""
+    """Trains the policy. What is trained, published, saved and reported are four questions."""
 
     @property
-    def version(self) -> int:
-        """How many optimiser steps were applied."""
+    def facts(self) -> LearnerFacts:
+        """How far it got, as of the last call that has returned."""
 
     def learn(self, samples: Sequence[TrainSample], *, iteration: int = 0) -> StepReport:
         """One optimiser step on these samples; `iteration` counts passes over the same ones."""
 
-    def weights(self) -> Weights:
-        """The current parameters, by Hugging Face name; views, not copies."""
+    def published(self) -> WeightSource:
+        """The current weights and their version, as `Runtime.publish` takes them; they change with the next step."""
 
     def score(self, texts: Sequence[Scored], *, temperature: float) -> list[tuple[float, ...]]:
         """Log-probabilities of given completions under the current weights, one tuple per text, in order."""
+
+    def save(self, folder: Path, *, step: int, extra: Mapping[str, Any]) -> None:
+        """Weights, tokenizer, training state and `extra` as one folder, durably; complete or absent.
+
+        Args:
+            folder: on a disk that the caller sees too; it must not exist.
+            extra: what else the run needs to go on, as JSON.
+        """
+
+    def load(self, folder: Path) -> Mapping[str, Any]:
+        """Go back to a folder that `save` wrote; returns its `extra`. What does not fit is refused, nothing changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,9 @@ from surefoot.guards.arming import guard_lines
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.guards.noise import proportion_se
 from surefoot.guards.verdict import LearningEvidence, best_facts, judge_run, way_out
-from surefoot.learner.updates import ParameterUpdates
 from surefoot.loop import Hooks, Run
 from surefoot.loop_state import GuardInputs
-from surefoot.protocols import EvalResult, StepReport
+from surefoot.protocols import EvalResult, LearnerFacts, ParameterUpdates, StepReport
 from surefoot.records import STOP, Group, Rollout, Task, Turn, Verdict
 from surefoot.runtime.task_queue import MemoryTaskQueue
 from surefoot.storage.run_folder import RunFolder
@@ -38,7 +37,7 @@ class FakeRun:
         **keys: Any,
     ) -> None:  # fmt: skip
         self.reward, self.heldout, self.diary, self.told = reward, heldout, [], []
-        self.version, self.census, self.checked_tokens = 0, ParameterUpdates(1, 1, 1, ()), 0
+        self.version = 0
         self.metrics: dict[str, float] = {"loss": 0.5, "kl": 0.125, "entropy": 0.75}
         settings: dict[str, Any] = {
             "model": "m", "tasks": "t", "max_steps": 12, "eval_steps": 2, "tasks_per_step": 1, "num_generations": 2,
@@ -88,8 +87,12 @@ class FakeRun:
     def publish(self, weights: Any, version: int) -> Mapping[str, float]:
         return {}
 
-    def weights(self) -> dict[str, Any]:
-        return {}
+    @property
+    def facts(self) -> LearnerFacts:
+        return LearnerFacts(self.version, ParameterUpdates(1, 1, 1, ()))
+
+    def published(self) -> tuple[dict[str, Any], int]:
+        return {}, self.version
 
     def learn(self, samples: Any, *, iteration: int = 0) -> StepReport:
         self.version += 1

@@ -12,7 +12,7 @@ import pytest
 from surefoot import loop
 from surefoot.config import Config
 from surefoot.loop import Hooks, Run
-from surefoot.protocols import EvalResult, StepBatch, StepReport
+from surefoot.protocols import EvalResult, LearnerFacts, StepBatch, StepReport
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.task_queue import BackgroundGroupWriter
 
@@ -71,11 +71,12 @@ def group(step: int) -> Group:
 def trained(queue: Any = None, hooks: dict[str, Any] | None = None, **keys: Any) -> list[tuple[Any, ...]]:
     diary: list[tuple[Any, ...]] = []
     config = Config(**{"model": "m", "tasks": "t", "max_steps": 6, "tasks_per_step": 1, "num_generations": 2} | keys)
-    learner: Any = SimpleNamespace(version=0, census=None, weights=dict)
+    learner: Any = SimpleNamespace(facts=LearnerFacts())
+    learner.published = lambda: ({}, learner.facts.version)
 
     def learn(samples: Any, iteration: int = 0) -> StepReport:
-        learner.version += 1
-        return StepReport({"loss": 0.1}, learner.version, True)
+        learner.facts = LearnerFacts(learner.facts.version + 1)
+        return StepReport({"loss": 0.1}, learner.facts.version, True)
 
     learner.learn = learn
     nothing = {"step_refused": lambda *_: None, "save_rollouts": lambda *_: None, "evaluated": lambda *_: None}

@@ -171,7 +171,7 @@ def _answer(who: str, config: Config, subject: _Subject, pool: RewardPool, *, se
     parts = build(config, subject.base, subject.inputs, pool, answer_only=True)
     try:
         if not served:
-            parts.runtime.publish(parts.learner.weights(), 0)
+            parts.runtime.publish(*parts.learner.published())
         results = answer(parts.runtime, parts.heldout, parts.eval_sets, 0)
     finally:
         parts.runtime.close()

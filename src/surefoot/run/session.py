@@ -324,7 +324,7 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
         _warn_of_guard(config, ctx.inputs, view)
     if config.preflight_tasks and not (resumed and keeper.batches.steps_or_groups):
         with stop.part("preflight"):
-            parts.runtime.publish(parts.learner.weights(), 0)
+            parts.runtime.publish(*parts.learner.published())
             mixture = _mixture(parts, config)
             probe = mixture.first(config.preflight_tasks) if mixture.tasks else _first_tasks(parts, config)
             _warn_of_many(mixture, view)
@@ -332,7 +332,7 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
     run = _make_run(ctx, parts, tighter)
     if resumed:
         with stop.phase("going back to a checkpoint"):
-            go_on(run, parts, keeper, view, extension)
+            go_on(run, keeper, view, extension)
         ctx.later.enter_context(ctx.lookout)
         ctx.lookout.resumed(run.step, run.clock.seconds_before)
     return run
@@ -419,7 +419,7 @@ def _make_run(ctx: RunContext, parts: Parts, tighter: dict[str, float] | None = 
     run.hooks.extra_metrics = queue.metrics
     if isinstance(queue, AsyncTaskQueue):
         run.hooks.published = queue.advance
-    keep_checkpoints(run, parts, keeper)
+    keep_checkpoints(run, keeper)
     judge_first_value(run)
     return run
 

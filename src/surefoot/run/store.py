@@ -43,7 +43,6 @@ from surefoot.tracking.log import MetricsLog, kind_of, metrics_until
 
 if TYPE_CHECKING:
     from surefoot.loop import Hooks, Run
-    from surefoot.run.build import Parts
     from surefoot.run.session import RunContext
 
 
@@ -222,7 +221,7 @@ def make_hooks(ctx: RunContext) -> Hooks:
     )  # fmt: skip
 
 
-def keep_checkpoints(run: Run, parts: Parts, keeper: RunStore) -> None:
+def keep_checkpoints(run: Run, keeper: RunStore) -> None:
     """From here on the run saves: weights, optimiser and its own state, durably; then prunes."""
     from surefoot.loop_state import run_state
 
@@ -238,7 +237,7 @@ def keep_checkpoints(run: Run, parts: Parts, keeper: RunStore) -> None:
         with run.hooks.phase("save"):
             state = run_state(run, keeper.journal.id)
             keeper.sync_metrics()  # a power cut must not take numbers that a resume would not write again
-            parts.checkpoints.save(target, step=step, extra=state)
+            run.learner.save(target, step=step, extra=state)
             failpoint("session.after_save")
             keeper.batches.roll(step)
             keeper.prune(config.save_steps, None if run.best is None else run.best[0], run.hooks.warn)
