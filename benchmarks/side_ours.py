@@ -100,8 +100,8 @@ def main() -> None:
         parts.codec.stop_ids = frozenset()  # exactly max_completion_length tokens: nothing ends a turn early
         turns = Turns(gate, parts)
         hooks = Hooks(
-            log=turns.note_metrics, keep_groups=turns.note_groups, evaluated=lambda *_: None, warn=print,
-            refused=lambda *_: None, save=lambda *_: None,
+            log=turns.note_metrics, save_rollouts=turns.note_groups, evaluated=lambda *_: None, warn=print,
+            step_refused=lambda *_: None, save=lambda *_: None,
         )  # fmt: skip
         run = Run(config, parts.runtime, parts.learner, parts.codec, MemoryTaskQueue(turns.next_tasks), (), hooks)
         gate.ready(config.model_dump(mode="json"))

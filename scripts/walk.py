@@ -1,28 +1,50 @@
-"""How much of the building one step walks through: modules entered, functions called, records made.
+"""How much of surefoot one training step goes through: modules entered, functions called, records made.
 
-    python scripts/walk.py [--json]      trains the built-in model for three steps, here, and looks at the second
+    python scripts/walk.py               a table for people
+    python scripts/walk.py --json        one JSON object
+    python scripts/walk.py --step 3      another step than the second
 
-A module is entered when one of its functions runs; a record is a dataclass or a named tuple of ours of which at least
-one was made. Code that ran only in other processes (rewards) is not seen, nor is what ran only in step 1.
+The built-in run (`pebble` on sums, one thread, two tasks a step) is trained in this process, and one step of it is
+profiled: from `TaskQueue.next_batch` of that step to the end of its `TaskQueue.close_batch`. So collecting, grading,
+checking, journaling, learning, publishing and logging are inside; start-up, evaluation, checkpoints and the steps
+before it, in which everything lazy is imported and cached, are outside.
+
+Counted is what the loop's own thread runs, and every thread that is started during the step:
+
+    modules     files of src/surefoot of which at least one function ran
+    functions   distinct functions, methods, lambdas and nested functions of these files; a comprehension belongs to
+                the function around it
+    records     dataclasses and named tuples of surefoot of which at least one instance was made by its constructor
+
+Not seen: reward workers, which are other processes; threads that are older than the step, such as the watchdog and the
+writer of status.json, which work at their own pace; records that are copied or unpickled without their constructor.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import io
 import json
 import os
 import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = str(ROOT / "src" / "surefoot") + os.sep
-KEYS = "max_steps=3 tasks_per_step=4 eval_tasks=8 eval_steps=3 save_steps=0 num_tasks=400 preflight_tasks=0".split()
+KEYS = (
+    "threads=1 tasks_per_step=2 num_generations=4 num_tasks=100 reward_workers=1 eval_tasks=4 eval_steps=0 "
+    "eval_on_start=false preflight_tasks=0 save_steps=0 save_best=false"
+).split()
+PARTS_OF_FUNCTIONS = ("<module>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>")
+GENERATED = "<string>"
+"""The file name of constructors that `dataclass` and `NamedTuple` write."""
 
 
 class Walk:
@@ -31,84 +53,109 @@ class Walk:
     def __init__(self) -> None:
         self.functions: Counter[str] = Counter()
         self.records: Counter[str] = Counter()
+        self.looking = False
 
     def see(self, frame: FrameType, event: str, argument: Any) -> None:
         """A profile function: every call of a Python function comes here."""
-        if event != "call":
+        if event != "call" or not self.looking:
             return
         code = frame.f_code
-        if code.co_filename.startswith(PACKAGE):
-            module = code.co_filename.removeprefix(PACKAGE).removesuffix(".py").replace(os.sep, ".")
-            self.functions[f"{module}:{code.co_qualname}"] += 1
-        elif code.co_name in ("__init__", "__new__", "<lambda>") and code.co_filename.startswith("<"):
-            made = frame.f_locals.get("self", frame.f_locals.get("_cls"))
+        if code.co_filename.startswith(PACKAGE) and code.co_name not in PARTS_OF_FUNCTIONS:
+            self.functions[f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}"] += 1
+        if code.co_name == "__init__" or (code.co_name == "<lambda>" and code.co_filename == GENERATED):
+            made = frame.f_locals.get(code.co_varnames[0]) if code.co_varnames else None
             kind = made if isinstance(made, type) else type(made)
-            if kind.__module__.startswith("surefoot."):
+            if kind.__module__.startswith("surefoot.") and is_record(kind):
                 self.records[kind.__qualname__] += 1
 
     def begin(self) -> None:
-        """Look at every thread from here on."""
-        threading.setprofile_all_threads(self.see) if hasattr(threading, "setprofile_all_threads") else None
+        """Count from here on, in this thread and in those that are started from here on."""
+        self.looking = True
         threading.setprofile(self.see)
         sys.setprofile(self.see)
 
     def end(self) -> None:
-        """Look no more."""
+        """Count no more."""
         sys.setprofile(None)
-        threading.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+        self.looking = False
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Counts, and what was counted."""
-        modules = sorted({name.partition(":")[0].removesuffix(".__init__") for name in self.functions})
+        modules = sorted({name.partition(":")[0] for name in self.functions})
         return {
             "modules": len(modules), "functions": len(self.functions), "records": len(self.records),
             "entered": modules, "made": dict(sorted(self.records.items())),
         }  # fmt: skip
 
 
-def walk(folder: Path, keys: Sequence[str] = KEYS) -> dict[str, Any]:
-    """Train three steps in this process and say what the second one walked through."""
-    import io
+def is_record(kind: type) -> bool:
+    """Whether a class is a dataclass or a named tuple."""
+    return dataclasses.is_dataclass(kind) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
-    from surefoot import loop
+
+def walk(
+    folder: Path, steps: Sequence[int] = (2,), before: Callable[[int], None] = lambda step: None
+) -> dict[int, dict[str, Any]]:
+    """Train the built-in run in this process; what each of these steps went through.
+
+    Args:
+        folder: where the run folder is made.
+        before: called before each of these steps, outside the profile; a test plants growth with it.
+    """
     from surefoot.config.load import load_config
     from surefoot.report.view import PlainView
     from surefoot.run.session import train
+    from surefoot.runtime.task_queue import DurableTaskQueue
 
-    seen, real_batch, real_finish = Walk(), loop.next_batch, loop.finish_step
+    walks = {step: Walk() for step in steps}
+    current = Walk()
+    next_batch, close_batch = DurableTaskQueue.next_batch, DurableTaskQueue.close_batch
 
-    def next_batch(run: Any, step: int) -> Any:
-        if step == 2:
-            seen.begin()
-        return real_batch(run, step)
+    def first(self: DurableTaskQueue, step: int, n: int) -> Any:
+        if step in walks:
+            before(step)
+            current.functions, current.records = walks[step].functions, walks[step].records
+            current.begin()
+        return next_batch(self, step, n)
 
-    def finish_step(run: Any) -> None:
-        real_finish(run)
-        if run.step == 2:
-            seen.end()
+    def last(self: DurableTaskQueue, *rest: Any) -> None:
+        close_batch(self, *rest)
+        current.end()
 
-    loop.next_batch, loop.finish_step = next_batch, finish_step
+    keys = [*KEYS, f"max_steps={max(steps) + 1}", f"output_dir={folder / 'run'}"]
+    DurableTaskQueue.next_batch, DurableTaskQueue.close_batch = first, last  # type: ignore[method-assign]
     try:
-        train(load_config(None, [*keys, f"output_dir={folder / 'run'}"]), view=PlainView(3, io.StringIO()))
+        train(load_config(None, keys), view=PlainView(max(steps) + 1, io.StringIO()))
     finally:
-        seen.end()
-        loop.next_batch, loop.finish_step = real_batch, real_finish
-    return seen.told()
+        current.end()
+        DurableTaskQueue.next_batch, DurableTaskQueue.close_batch = next_batch, close_batch  # type: ignore[method-assign]
+    return {step: seen.summary() for step, seen in walks.items()}
+
+
+def lines(step: int, seen: dict[str, Any]) -> list[str]:
+    """The same as a table: packages with their modules, then the records with how many were made."""
+    packages: dict[str, list[str]] = {}
+    for name in seen["entered"]:
+        package, _, module = name.rpartition("/")
+        packages.setdefault(package or "(top level)", []).append(module.removesuffix(".py"))
+    rows = [f"{package:<16} {len(modules):>3}  {' '.join(modules)}" for package, modules in sorted(packages.items())]
+    made = [f"{name:<24} {count:>6}" for name, count in seen["made"].items()]
+    title = f"step {step}: {seen['modules']} modules, {seen['functions']} functions, {seen['records']} records"
+    return [title, "", *rows, "", *made]
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print the walk."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--step", type=int, default=2, metavar="N", help="which step is profiled (2)")
     asked = parser.parse_args(words)
+    if asked.step < 2:
+        parser.error(f"--step {asked.step}: step 1 imports and caches what no later step does; give 2 or more")
     with tempfile.TemporaryDirectory() as folder:
-        told = walk(Path(folder))
-    if asked.json:
-        print(json.dumps(told))
-    else:
-        print(f"one step: {told['modules']} modules, {told['functions']} functions, {told['records']} records")
-        print("modules:", " ".join(told["entered"]))
-        print("records:", " ".join(f"{name}({n})" for name, n in told["made"].items()))
+        seen = walk(Path(folder), [asked.step])[asked.step]
+    print(json.dumps({"step": asked.step} | seen) if asked.json else "\n".join(lines(asked.step, seen)))
     return 0
 
 

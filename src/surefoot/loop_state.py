@@ -1,4 +1,4 @@
-"""What the loop is handed, and what it remembers: `Run` and its `Hooks`.
+"""What the loop is handed, and what it remembers: `Run`, its `Hooks` and its `StepClock`.
 
 Read next: `loop.py`, which goes through the steps.
 """
@@ -7,40 +7,35 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from surefoot.config import Config
 from surefoot.config.schedule import Answered, Cadence, answered_tasks, cadence_of
 from surefoot.data.curriculum import SuccessCurriculum
 from surefoot.errors import RewardError, StateError, SurefootError
+from surefoot.guards import invariants
 from surefoot.guards.auto_settings import derived
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.guards.invariants import DiversityGuard
 from surefoot.guards.noise import proportion_se
-from surefoot.protocols import Codec, EvalResult, Runtime, TaskQueue
+from surefoot.protocols import Codec, EvalResult, Learner, ParameterUpdates, Runtime, StepReport, TaskQueue
 from surefoot.records import Group, Task, TrainSample
 from surefoot.rewards.rules import EvalSet
 
-if TYPE_CHECKING:
-    from surefoot.learner.grpo import GRPOLearner
-    from surefoot.learner.updates import ParameterUpdates
-
-
-# -- What the loop passes on: to a person after step 1, to the guard at every evaluation ----------
+# -- What is derived from the steps: warnings for a person, arguments for the guard ----------------
 # `step_one_warnings`  each with a remedy: most runs that learn nothing show it in their first step
-# `ToolAlarms`         tools that nobody calls, or whose calls fail
-# `GuardInputs`            what the steps between two evaluations showed, in the guard's own words
+# `ToolAlarms`         tools that are never called, or whose calls fail
+# `GuardInputs`        the steps between two evaluations, as arguments of `HeldOutGuard.update`
 
 
 MANY_TRUNCATED = 0.5
 
 
 def step_one_warnings(
-    metrics: Mapping[str, float], census: ParameterUpdates | None, config: Config
+    metrics: Mapping[str, float], updates: ParameterUpdates | None, config: Config
 ) -> Iterator[tuple[str, str]]:
     """(what, remedy) pairs."""
     clipped = metrics.get("completions/clipped_ratio", 0.0)
@@ -54,39 +49,16 @@ def step_one_warnings(
             "in every group all rewards were equal, so this step had no gradient",
             "easier or harder tasks, more num_generations, or a finer reward",
         )
-    if census is None or census.moved == 0:
+    if updates is None or updates.moved == 0:
         yield (
             "no parameter changed in step 1",
             f"check learning_rate (now {config.learning_rate:g}) and the rewards above",
         )
-    elif census.still:
+    elif updates.still:
         yield (
-            f"{len(census.still)} of {census.total} parameter tensors did not move, first {census.still[0]}",
+            f"{len(updates.still)} of {updates.total} parameter tensors did not move, first {updates.still[0]}",
             "expected for frozen parts only; otherwise they are cut off from the loss",
         )
-
-
-def cannot_fill(groups: Sequence[Group], wanting: int, batches: int) -> RewardError:
-    """Dynamic sampling gave up: what it drew, and what it found."""
-    rewards = Counter(
-        f"{group.rewards[0]:g}" for group in groups if len(set(group.rewards)) == 1 and None not in group.rewards
-    )
-    same = ", ".join(f"{count} with reward {reward} throughout" for reward, count in rewards.most_common(3))
-    return RewardError(
-        f"{len(groups)} groups in {batches} batches were drawn for one step, and {wanting} more with rewards that "
-        f"differ are wanted: {same or 'the others failed'}",
-        "a group of equal rewards has no gradient",
-        "use tasks that are neither solved nor hopeless, raise num_generations or dynamic_sampling_batches",
-    )
-
-
-def no_metric(each: EvalSet) -> RewardError:
-    """An evaluation set has a metric, and it judged none of its answers."""
-    return RewardError(
-        f"eval_sets.{each.name}: its metric gave no verdict on any of the answers to {len(each.tasks)} tasks",
-        "a metric that fails, or abstains every time, measures nothing",
-        f'mend it (logs/rewards.log has what it printed), or set eval_sets.{each.name}.metric = "none"',
-    )
 
 
 PATIENCE = 5
@@ -155,10 +127,10 @@ SEEN = {"kl": "kl", "entropy": "scored_entropy", "length": "completions/mean_len
 
 @dataclass
 class GuardInputs:
-    """Remembers the steps since the last evaluation, and turns an evaluation into what the guard folds.
+    """Averages the training reward between two evaluations and builds the arguments of `HeldOutGuard.update`.
 
     The reward of an evaluation is the mean training reward of the steps since the one before. The evaluation before
-    the first step has none yet: it waits for step 1, whose rollouts the same weights wrote, and is folded with that.
+    the first step has none yet: it waits for step 1, whose rollouts the same weights sampled, and is paired with that.
     """
 
     rewards: list[float] = field(default_factory=list)
@@ -166,7 +138,7 @@ class GuardInputs:
     """The first step of the run that had a reward."""
     last: MetricsView = field(default_factory=dict)
     waiting: MetricsView | None = None
-    """The evaluation before the first step, until it is folded."""
+    """The evaluation before the first step, until the guard is told of it."""
 
     def step(self, metrics: MetricsView) -> None:
         """Take in one optimiser step."""
@@ -175,18 +147,18 @@ class GuardInputs:
             self.rewards.append(metrics["reward"])
             self.first = self.first or metrics
 
-    def folds(self, step: int, evaluation: MetricsView, metric: str) -> list[tuple[int, dict[str, float]]]:
+    def for_evaluation(self, step: int, evaluation: MetricsView, metric: str) -> list[tuple[int, dict[str, float]]]:
         """(step, arguments of `HeldOutGuard.update`) in order; none when no reward came since the last evaluation."""
         if step == 0:
             self.waiting = evaluation
         if not self.rewards:
             return []
         reward = sum(self.rewards) / len(self.rewards)
-        told = [(step, _guard_arguments(evaluation, metric, reward, self.last))]
+        updates = [(step, _guard_arguments(evaluation, metric, reward, self.last))]
         if self.waiting is not None:
-            told.insert(0, (0, _guard_arguments(self.waiting, metric, self.first["reward"], self.first)))
+            updates.insert(0, (0, _guard_arguments(self.waiting, metric, self.first["reward"], self.first)))
         self.rewards, self.waiting = [], None
-        return told
+        return updates
 
 
 def _guard_arguments(evaluation: MetricsView, metric: str, reward: float, seen: MetricsView) -> dict[str, float]:
@@ -197,10 +169,10 @@ def _guard_arguments(evaluation: MetricsView, metric: str, reward: float, seen: 
             "the guard cannot watch what nobody measured",
             'mend eval_metric, or set guard.metric = "eval_reward" or guard.mode = "off"',
         )
-    told = {"reward": reward, "heldout": heldout}
+    arguments = {"reward": reward, "heldout": heldout}
     if (error := _noise(evaluation, metric, heldout)) is not None:
-        told["heldout_se"] = error
-    return told | {name: seen[source] for name, source in SEEN.items() if source in seen}
+        arguments["heldout_se"] = error
+    return arguments | {name: seen[source] for name, source in SEEN.items() if source in seen}
 
 
 def _noise(evaluation: MetricsView, metric: str, heldout: float) -> float | None:
@@ -217,7 +189,7 @@ def _noise(evaluation: MetricsView, metric: str, heldout: float) -> float | None
     return evaluation.get(f"{metric}_stderr") or None
 
 
-# -- What the loop is handed, and what it remembers: `Run` and its `Hooks` ------------------------
+# -- What the loop is handed, and what it remembers ------------------------------------------------
 
 
 Metrics = dict[str, float]
@@ -229,29 +201,78 @@ def _no_phase(name: str) -> AbstractContextManager[object]:
 
 @dataclass
 class Hooks:
-    """Where the loop's facts go: files, screens, tests."""
+    """What the loop calls when something happened: files, screens, tests."""
 
     log: Callable[[int, Metrics], None]
     evaluated: Callable[[int, Metrics], None]
     warn: Callable[[str, str], None]
-    keep_groups: Callable[[int, Sequence[Group]], None]
-    refused: Callable[[int, Sequence[TrainSample], Sequence[str]], None]
+    save_rollouts: Callable[[int, Sequence[Group]], None]
+    """The groups of a step, with everything that was sampled."""
+    step_refused: Callable[[int, Sequence[TrainSample], Sequence[str]], None]
     """A step that was not applied: its samples, and which of them are to blame."""
     save: Callable[[int], None]
     """Everything that is needed to go on after this step, durably; between two steps, and the first call counts."""
-    due: Callable[[], bool] = lambda: False
+    save_is_due: Callable[[], bool] = lambda: False
     """Whether the clock asks for a save."""
     stop: Callable[[], bool] = lambda: False
     phase: Callable[[str], AbstractContextManager[object]] = _no_phase
-    """Entered for every piece of a step, by name: collect, learn, publish, evaluate, save."""
+    """Entered for every part of a step, by name: collect, learn, publish, evaluate, save."""
     published: Callable[[int], None] = lambda version: None
     """Engines serve this version from now on, with proof."""
-    finished: Callable[[int], None] = lambda step: None
-    """Nothing more belongs to this step: it was logged, looked at and saved."""
-    keep_answers: Callable[[int, Mapping[str, EvalResult]], None] = lambda step, results: None
+    step_finished: Callable[[int], None] = lambda step: None
+    """Nothing more belongs to this step: it was logged, evaluated and saved."""
+    save_answers: Callable[[int, Mapping[str, EvalResult]], None] = lambda step, results: None
     """Every answer of an evaluation, by the name of its set."""
-    gauges: Callable[[], Metrics] = dict
-    """What others have to say of the step's batch, such as how old it is; asked once per step, before it is logged."""
+    extra_metrics: Callable[[], Metrics] = dict
+    """Further metrics of the step, such as how old its batch is; called once per step, before it is logged."""
+
+
+@dataclass
+class StepClock:
+    """Where the wall time goes: that of one step, for its line of metrics, and that of the whole run."""
+
+    began: float | None = None
+    """When this process began with the run, on the performance counter; left out, with its first step."""
+    seconds_before: float = 0.0
+    """Wall time of a resumed run up to the step it goes on from."""
+    eval_seconds: float = 0.0
+    """Spent on evaluations, by the whole run."""
+    _started: float = 0.0
+    _spent: dict[str, float] = field(default_factory=dict)
+    """Seconds since the last line of metrics, by name: `collect`, `learn`, and `keep` for journal, ledger, saving."""
+
+    @property
+    def seconds(self) -> float:
+        """The wall time of this run, start-up included: what screen, verdict, report and status show."""
+        return self.seconds_before + (0.0 if self.began is None else time.perf_counter() - self.began)
+
+    def start_run(self) -> None:
+        """From here on the run's time is counted, unless it is already."""
+        self.began = self.began or time.perf_counter()
+
+    def start_step(self) -> None:
+        """From here on it is another step's time."""
+        self._started = time.perf_counter()
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Count what the block takes, however it ends."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - started)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count seconds that were measured elsewhere."""
+        self._spent[name] = self._spent.get(name, 0.0) + seconds
+
+    def line(self, tokens: float) -> Metrics:
+        """The times of this step, which sampled so many tokens; counting begins anew."""
+        seconds, spent = time.perf_counter() - self._started, self._spent
+        self._spent = {}
+        times = {f"timing/{name}": spent.get(name, 0.0) for name in ("collect", "learn", "keep")}
+        return times | {"step_time": seconds, "tokens_per_second": tokens / max(seconds, 1e-9)}
 
 
 @dataclass
@@ -260,7 +281,7 @@ class Run:
 
     config: Config
     runtime: Runtime
-    learner: GRPOLearner
+    learner: Learner
     codec: Codec
     queue: TaskQueue
     heldout: Sequence[Task]
@@ -274,9 +295,8 @@ class Run:
     refused_in_a_row: int = 0
     refused_steps: int = 0
     """Steps of the whole run that a number which is not finite kept from the weights."""
-    census_logged: bool = False
-    landmarks: list[list[float]] | None = None
-    """What the learner thought of the canary's fixed tokens when the engines were last given weights."""
+    updates_logged: bool = False
+    """Whether the metrics have said how many parameter tensors changed."""
     lost: Metrics = field(default_factory=dict)
     """Rollouts of this step that cannot be trained on, by reason."""
     guard: HeldOutGuard | None = None
@@ -284,16 +304,16 @@ class Run:
     """Evaluation sets of the user's own, beside or instead of `heldout`."""
     heldout_metric: str = "eval_accuracy"
     """What the guard watches, and by which the best weights are chosen."""
-    between: GuardInputs = field(default_factory=GuardInputs)
+    guard_inputs: GuardInputs = field(default_factory=GuardInputs)
     tool_alarms: ToolAlarms = field(default_factory=ToolAlarms)
     successes: SuccessCurriculum | None = None
     """How often each task was solved, where that decides which one comes next."""
     best: tuple[int, float] | None = None
     """Step and held-out number of the best evaluation that was better than the one before training."""
     at_start: float | None = None
-    """The same number before the first step; None when nobody looked."""
+    """The same number before the first step; None when it was not measured."""
     scores_at_start: list[float | None] = field(default_factory=list)
-    """The same number of each held-out task before the first step, in their order; empty when nobody looked."""
+    """The same number of each held-out task before the first step, in their order; empty when not measured."""
     scores: list[float | None] = field(default_factory=list)
     """That of each held-out task in the newest evaluation."""
     differing: int = 0
@@ -301,14 +321,8 @@ class Run:
     datasets: Mapping[str, str] = field(default_factory=dict)
     """Data set -> its word in metrics; empty when all tasks belong to one."""
     ends: frozenset[int] = frozenset()
-    """Steps that were the last one before the run was made longer: logged and looked at as such."""
-    began: float | None = None
-    """When this life of the run began, on the performance counter; left out, with its first step."""
-    seconds_before: float = 0.0
-    """What earlier lives of a resumed run took, up to the step it goes on from."""
-    eval_seconds: float = 0.0
-    keep_seconds: float = 0.0
-    """Spent on journal, ledger and checkpoints since the last line of metrics."""
+    """Steps that were the last one before the run was made longer: logged and evaluated as such."""
+    clock: StepClock = field(default_factory=StepClock)
 
     @property
     def cadence(self) -> Cadence:
@@ -323,9 +337,64 @@ class Run:
         )
 
     @property
-    def seconds(self) -> float:
-        """The wall time of this run, start-up included: what screen, verdict, report and status show."""
-        return self.seconds_before + (0.0 if self.began is None else time.perf_counter() - self.began)
+    def informative_groups(self) -> int | None:
+        """With dynamic sampling, how many groups with rewards that differ a step trains on; None without."""
+        return self.config.tasks_per_step if self.config.dynamic_sampling_batches else None
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the weights after this step are to be evaluated, and were not; only after a batch's last pass."""
+        if self.last_eval_step == self.step or self.step % self.config.num_iterations:
+            return False
+        return self.step in self.ends or self.cadence.due(self.step)
+
+    @property
+    def sync_due(self) -> bool:
+        """Whether the engines get the weights after this step: on the cadence, and before every evaluation."""
+        return self.step % self.config.weight_sync_steps == 0 or self.evaluation_due
+
+    def check_groups(self, groups: Sequence[Group]) -> None:
+        """Refuse malformed groups and a sampler that repeats itself; count what was checked."""
+        vocab_size, stop_ids = self.codec.vocab_size, self.codec.stop_ids
+        self.checked["groups"] += invariants.check_groups(groups, vocab_size=vocab_size, stop_ids=stop_ids)
+        self.diversity.check(groups)
+
+    def check_samples(self, samples: Sequence[TrainSample], groups: Sequence[Group]) -> None:
+        """Refuse samples that are not those of the groups, or advantages that do not add up; count what was checked."""
+        self.checked["samples"] += invariants.check_samples(samples, groups)
+        self.checked["advantages"] += invariants.check_advantages(samples)
+
+    def count_step(self, *, applied: bool) -> None:
+        """One more optimiser step was executed; versions, steps and refusals have to add up."""
+        self.step += 1
+        self.refused_in_a_row = 0 if applied else self.refused_in_a_row + 1
+        self.refused_steps += not applied
+        invariants.check_steps(self.step, self.learner.facts.version, self.refused_steps)
+
+
+def step_metrics(run: Run, report: StepReport) -> Metrics:
+    """What the learner says of its step; how many parameter tensors changed, until some have."""
+    metrics = dict(report.metrics) | {"version": float(report.version), "steps_refused": float(not report.applied)}
+    for name, word in run.datasets.items():
+        metrics[f"datasets/{word}/trained_rows"] = float(report.trained_rows.get(name, 0))
+    updates = run.learner.facts.parameter_updates
+    if updates is not None and not run.updates_logged:
+        metrics |= updates.metrics()
+        run.updates_logged = updates.moved > 0
+    return metrics
+
+
+def warnings_of(run: Run, metrics: Metrics, groups: Sequence[Group]) -> Iterator[tuple[str, str]]:
+    """(what, remedy) pairs of the step that was just logged."""
+    if run.step == 1:
+        yield from step_one_warnings(metrics, run.learner.facts.parameter_updates, run.config)
+    is_last_pass = run.step % run.config.num_iterations == 0  # the calls of a batch count once
+    yield from run.tool_alarms.step(metrics, groups if is_last_pass else ())
+
+
+def logging_due(config: Config, step: int, ends: Collection[int] = ()) -> bool:
+    """Whether this step's numbers are written: on the cadence, and the first and the last always."""
+    return step % config.logging_steps == 0 or step in (1, config.max_steps) or step in ends
 
 
 # -- How far a run has got, as plain data: what a checkpoint holds beside the learner's own state -
@@ -335,16 +404,21 @@ class Run:
 # Never      changes a run before everything in the data was found to fit.
 
 
-PLAIN = (
-    "step", "last_eval", "last_eval_step", "last_metrics", "checked", "refused_in_a_row", "census_logged", "lost",
-    "landmarks", "at_start", "eval_seconds", "refused_steps", "scores_at_start", "scores", "differing",
-)  # fmt: skip
-CAPTURED = frozenset({*PLAIN, "diversity", "guard", "between", "best", "seconds_before", "successes", "tool_alarms"})
+PLAIN = {
+    name: name
+    for name in (
+        "step last_eval last_eval_step last_metrics checked refused_in_a_row lost at_start refused_steps "
+        "scores_at_start scores differing"
+    ).split()
+} | {"updates_logged": "census_logged"}
+"""Field of a run -> its key in a checkpoint, where the value is kept as it is."""
+CAPTURED = frozenset({*PLAIN, "diversity", "guard", "guard_inputs", "best", "clock", "successes", "tool_alarms"})
 DERIVED = frozenset(
-    {"config", "runtime", "learner", "codec", "queue", "heldout", "hooks", "heldout_metric", "began", "keep_seconds",
-     "ends", "eval_sets", "datasets"}
-)  # fmt: skip
-KEYS = CAPTURED | {"journal"}
+    "config runtime learner codec queue heldout hooks heldout_metric ends eval_sets datasets".split()
+)  # of the runtime, the probe baseline is captured
+KEYS = frozenset(PLAIN.values()) | frozenset(
+    "diversity guard between best seconds_before eval_seconds landmarks successes tool_alarms journal".split()
+)
 
 
 def run_state(run: Run, journal: str) -> dict[str, Any]:
@@ -358,16 +432,18 @@ def run_state(run: Run, journal: str) -> dict[str, Any]:
             f"a run has {', '.join(sorted(lost))}, which no checkpoint holds", "a resumed run would go on without it",
             "add it to surefoot.loop_state: CAPTURED with its form, or DERIVED",
         )  # fmt: skip
-    state = {name: getattr(run, name) for name in PLAIN}
+    state = {key: getattr(run, name) for name, key in PLAIN.items()}
     if run.successes is not None:
         state["successes"] = run.successes.state_dict()
     return state | {
         "diversity": run.diversity.state_dict(),
         "guard": None if run.guard is None else run.guard.state_dict(),
-        "between": dataclasses.asdict(run.between),
+        "between": dataclasses.asdict(run.guard_inputs),
         "tool_alarms": dataclasses.asdict(run.tool_alarms),
         "best": None if run.best is None else list(run.best),
-        "seconds_before": run.seconds,
+        "seconds_before": run.clock.seconds,
+        "eval_seconds": run.clock.eval_seconds,
+        "landmarks": run.runtime.probe_baseline,
         "journal": journal,
     }
 
@@ -382,7 +458,8 @@ def restore_run(run: Run, state: Mapping[str, Any], journal: str) -> None:
     if (state["guard"] is None) != (run.guard is None):
         raise _misfit("it was saved with a guard, or without one, and this run is not")
     try:
-        fresh, alarms = GuardInputs(**state["between"]), ToolAlarms(**state["tool_alarms"])
+        inputs, alarms = GuardInputs(**state["between"]), ToolAlarms(**state["tool_alarms"])
+        before = float(state["seconds_before"])
         best = None if state["best"] is None else (int(state["best"][0]), float(state["best"][1]))
         if run.guard is not None:
             run.guard.load_state_dict(state["guard"], adopt=derived(run.config))
@@ -391,10 +468,12 @@ def restore_run(run: Run, state: Mapping[str, Any], journal: str) -> None:
         run.diversity.load_state_dict(state["diversity"])
     except (TypeError, ValueError, KeyError, AttributeError, SurefootError) as error:
         raise _misfit(str(error)) from error
-    for name in PLAIN:
-        setattr(run, name, state[name])
-    run.tool_alarms = alarms
-    run.between, run.best, run.seconds_before = fresh, best, float(state["seconds_before"])
+    for name, key in PLAIN.items():
+        setattr(run, name, state[key])
+    run.tool_alarms, run.guard_inputs, run.best = alarms, inputs, best
+    run.clock.seconds_before, run.clock.eval_seconds = before, state["eval_seconds"]
+    if run.step % run.config.num_iterations:  # between two passes: a run that never stopped would not publish here
+        run.runtime.probe_baseline = state["landmarks"]
 
 
 def _misfit(reason: str) -> StateError:

@@ -1,4 +1,4 @@
-"""The seams: Engine, Environment, Toolkit, Learner, Runtime, Tracker, and what crosses them.
+"""The seams: Engine, Environment, Toolkit, Learner, TaskQueue, Runtime, MetricsLogger, and what crosses them.
 
 Nothing here imports torch: weights cross as an opaque mapping, so that the seams can be
 read, mocked and type-checked on a machine without it.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -62,7 +63,7 @@ class Request:
     seed: int
     """Names this rollout's private random stream."""
     urgent: bool = False
-    """Asked before all that wait: somebody stands still until it is answered."""
+    """Decoded before other waiting requests: its caller blocks until it is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class ServingEngine(Engine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What a grader said of one rollout. No reward means no verdict, with the reason."""
+    """The result of grading one rollout. A reward of None means no verdict, and `failure` says why."""
 
     reward: float | None
     parts: Mapping[str, float | None]
@@ -127,7 +128,7 @@ class Grade:
     correct: float | None = None
     """The task metric in [0, 1], separate from the reward; None when the task has none."""
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
-    """Wall time of the calls that judged it, by function."""
+    """Wall time of the grading calls, by function."""
 
 
 Graded = Callable[[Sequence[int], Sequence[Grade]], None]
@@ -135,7 +136,7 @@ Graded = Callable[[Sequence[int], Sequence[Grade]], None]
 
 
 class Environment(Protocol):
-    """What answers, and what counts as right."""
+    """Grades rollouts, and gives them tools where a task has some."""
 
     def grade(self, tasks: Sequence[Task], rollouts: Sequence[Rollout], each: Graded | None = None) -> list[Grade]:
         """One grade per rollout, in order; `tasks[i]` is the task of `rollouts[i]`.
@@ -164,7 +165,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """What a tool said. A failure of its server is no answer: that is a `ToolFailedError`."""
+    """The result of a tool call. A failure of its server is no result: that is a `ToolFailedError`."""
 
     text: str
     """For the model: cut to the limit, visibly; control characters shown, not sent."""
@@ -173,10 +174,10 @@ class ToolAnswer:
 
 
 class Toolbox(Protocol):
-    """The tools of one rollout, with whatever state it alone sees."""
+    """The tools of one rollout, with state that no other rollout shares."""
 
     opening: str | None
-    """What the world shows before the first turn; added to the task's last message. The same for all siblings."""
+    """The initial observation, added to the task's last message before the first turn. The same for all siblings."""
 
     def call(self, name: str, arguments: Mapping[str, Any], deadline_s: float) -> ToolAnswer:
         """Call and wait, from any thread; a failure that is not the model's is a `ToolFailedError` with its reason.
@@ -186,14 +187,14 @@ class Toolbox(Protocol):
         """
 
     def reward(self) -> float | None:
-        """What the world itself says of the attempt; None when it has no opinion. Asked once, after the last turn."""
+        """The environment's own reward of the attempt; None when it gives none. Called once, after the last turn."""
 
     def close(self) -> None:
-        """Let go of everything; never raises for what the rollout did. May be called twice."""
+        """Free everything; never raises for what the rollout did. May be called twice."""
 
 
 class Toolkit(Protocol):
-    """Where toolboxes come from: MCP servers, plain functions, environment classes, a cassette."""
+    """Opens toolboxes: on MCP servers, plain functions, environment classes, or a recording."""
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -220,32 +221,82 @@ class StepReport:
     applied: bool
     """False when a non-finite number kept the step from the weights."""
     suspects: tuple[str, ...] = ()
-    """Who is to blame for a step that was not applied, such as `task=t/group=g/rollout=2: loss is nan`."""
+    """Why a step was not applied, by source, such as `task=t/group=g/rollout=2: loss is nan`."""
     notes: tuple[tuple[str, str], ...] = ()
-    """What a person should hear of this step: what happened, and what to do about it."""
+    """Warnings for a person: what happened in this step, and what to do about it."""
     trained_rows: Mapping[str, int] = field(default_factory=dict)
     """Data set -> samples of it that were scored and carried loss."""
 
 
 Scored = tuple[tuple[int, ...], tuple[int, ...]]
-"""Prompt ids and completion ids: tokens whose probability is asked for."""
+"""Prompt ids and completion ids: the log-probabilities of the latter are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterUpdates:
+    """How many parameter tensors got a gradient and how many changed, measured around one optimiser step."""
+
+    total: int
+    with_gradient: int
+    moved: int
+    still: tuple[str, ...]
+    """Trainable tensors that did not change."""
+
+    def metrics(self) -> dict[str, float]:
+        """For the log line of the first step."""
+        return {
+            "census/parameters": float(self.total),
+            "census/with_gradient": float(self.with_gradient),
+            "census/moved": float(self.moved),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerFacts:
+    """What a run reads of its learner between two steps."""
+
+    version: int = 0
+    """How many optimiser steps were applied."""
+    parameter_updates: ParameterUpdates | None = None
+    """Of the first step that changed something, or of the newest one until then; None before the first step."""
+    checked_tokens: int = 0
+    """Tokens whose masks were checked."""
+    splits: int = 0
+    """How often microbatches were halved because memory ran out."""
+    changed_entries: int = 0
+    """Parameter entries that optimiser steps changed, summed over the steps of the run."""
+
+
+WeightSource = tuple[Weights, int]
+"""All weights by Hugging Face name, and their version: the learner's own tensors, or a name for those elsewhere."""
 
 
 class Learner(Protocol):
-    """The weights, and the only one who changes them."""
+    """Trains the policy. What is trained, published, saved and reported are four questions."""
 
     @property
-    def version(self) -> int:
-        """How many optimiser steps were applied."""
+    def facts(self) -> LearnerFacts:
+        """How far it got, as of the last call that has returned."""
 
     def learn(self, samples: Sequence[TrainSample], *, iteration: int = 0) -> StepReport:
         """One optimiser step on these samples; `iteration` counts passes over the same ones."""
 
-    def weights(self) -> Weights:
-        """The current parameters, by Hugging Face name; views, not copies."""
+    def published(self) -> WeightSource:
+        """The current weights and their version, as `Runtime.publish` takes them; they change with the next step."""
 
     def score(self, texts: Sequence[Scored], *, temperature: float) -> list[tuple[float, ...]]:
         """Log-probabilities of given completions under the current weights, one tuple per text, in order."""
+
+    def save(self, folder: Path, *, step: int, extra: Mapping[str, Any]) -> None:
+        """Weights, tokenizer, training state and `extra` as one folder, durably; complete or absent.
+
+        Args:
+            folder: on a disk that the caller sees too; it must not exist.
+            extra: what else the run needs to go on, as JSON.
+        """
+
+    def load(self, folder: Path) -> Mapping[str, Any]:
+        """Go back to a folder that `save` wrote; returns its `extra`. What does not fit is refused, nothing changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +312,11 @@ class EvalResult:
     mean_length: float
     clipped_ratio: float
     failures: int
-    """Answers nobody could grade; left out of every mean."""
+    """Answers without a verdict; left out of every mean."""
     scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """`accuracy` and `reward` of each task, the mean over its answers, in the order of the tasks; None where nobody
-    could grade one. Two evaluations of the same tasks are compared task by task: more certain than two means."""
+    """`accuracy` and `reward` of each task, the mean over its answers, in the order of the tasks; None where no
+    answer of one got a verdict. Two evaluations of the same tasks are compared task by task, not mean by mean: that is
+    more certain."""
     right: int | None = None
     """How many of the `n` answers were right; None when the task metric is not 0 or 1 for each of them."""
     pass_at: Mapping[int, float] = field(default_factory=dict)
@@ -272,7 +324,7 @@ class EvalResult:
     groups: tuple[Group, ...] = field(default=(), repr=False, compare=False)
     """Every answer, task by task."""
     correct: tuple[tuple[float | None, ...], ...] = field(default=(), repr=False, compare=False)
-    """Beside each answer, what the task metric said of it."""
+    """The task metric of each answer, in the same order."""
 
     def metrics(self, name: str | None = None) -> dict[str, float]:
         """As they are logged; what is undefined is left out.
@@ -327,14 +379,17 @@ def count_text(metrics: Mapping[str, float]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The tasks of one batch, and its groups if it was played in an earlier life of the run."""
+    """Tasks of one step.
+
+    `groups` is set when the rollouts already exist: journaled before a resume, or from the asynchronous sampler.
+    """
 
     step: int
     """The first optimiser step on this batch."""
     tasks: tuple[Task, ...]
     groups: tuple[Group, ...] | None = None
     played: Mapping[int, Group] = field(default_factory=dict)
-    """Groups of a batch that was interrupted before a resume, by position: graded and on the disk, not played again."""
+    """Groups that were graded before a resume, by position in the step: on the disk, not sampled again."""
 
 
 GroupFinished = Callable[[int, Group], None]
@@ -342,13 +397,13 @@ GroupFinished = Callable[[int, Group], None]
 
 
 class GroupWriter(Protocol):
-    """A block during which graded groups are written down; everything it was told of is durable when it is left."""
+    """A `with` block during which graded groups are written to disk; every group it was given is durable at its end."""
 
     waited_s: float
     """How long leaving the block had to wait for the disk."""
 
     def __enter__(self) -> GroupFinished:
-        """Tell it of every group as soon as that is graded."""
+        """The function to call with every group as soon as it is graded."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -357,32 +412,37 @@ class GroupWriter(Protocol):
 
 
 class TaskQueue(Protocol):
-    """Who gets which task, and what became of it. The loop asks, plays, keeps, learns, settles: in that order."""
+    """Assigns tasks to steps and records each visit's outcome (trained, or dropped with a reason).
+
+    Per step: `next_batch` -> `recording` while rollouts run -> `record_rollouts` -> `close_batch`.
+    """
 
     def next_batch(self, step: int, n: int) -> StepBatch:
         """The batch of this step: the next `n` tasks, or what the journal holds of it."""
 
     def extend_batch(self, batch: StepBatch, n: int) -> StepBatch:
-        """The same batch with `n` further tasks behind its own, none of them twice; before the batch is kept."""
+        """The same batch with `n` further tasks behind its own, none of them twice; not after
+        `record_rollouts`."""
 
     def recording(self, batch: StepBatch) -> GroupWriter:
-        """While the batch is played: what is graded is on the disk, whatever happens to the rest of the batch."""
+        """Entered while the batch's rollouts run: each graded group is on the disk, whatever happens to the rest."""
 
     def give_back(self, batch: StepBatch, *, unless: Callable[[Group], bool] = lambda group: False) -> None:
-        """The groups of this batch were graded in vain, unless so: the others are played again when the run goes on."""
+        """Forget the recorded groups of this batch but those for which `unless` holds: a resume samples them again."""
 
     def record_rollouts(self, batch: StepBatch, groups: Sequence[Group]) -> None:
         """Groups and their composition are on the disk when this returns: from here on the step can be repeated."""
 
     def close_batch(self, batch: StepBatch, step: int, drop_reasons: Sequence[str | None]) -> None:
-        """The batch is done with after `step`; per task, None when it was trained on, else why it was dropped."""
+        """The batch is finished after `step`; per task, None when it was trained on, else why it was dropped."""
 
 
 class Runtime(Protocol):
-    """Who runs where. The loop sees only this."""
+    """Runs engines, rollouts and graders, in this process or on Ray. The loop sees only this."""
 
-    landmarks: list[list[float]] | None
-    """What the learner thought of the canary's fixed tokens at the last publish: the next move is measured from it."""
+    probe_baseline: list[list[float]] | None
+    """The learner's log-probabilities of the fixed probe tokens at the last publish; the next publish reports how far
+    they moved. Set before the first publish of a resumed run, it is what the second one is measured from."""
 
     def collect(
         self, tasks: Sequence[Task], step: int, first: int = 0, *, played: Mapping[int, Group] = MappingProxyType({}),
@@ -393,7 +453,7 @@ class Runtime(Protocol):
         Args:
             first: position in the step of the first task.
             played: groups that exist already, by position: they are returned as they are.
-            finished: told of every other group as soon as it is graded.
+            finished: called with every other group as soon as it is graded.
         """
 
     def publish(self, weights: Weights, version: int) -> Mapping[str, float]:
@@ -409,7 +469,7 @@ class Runtime(Protocol):
         """Baseline completions, graded, before step 1: refuses a reward that cannot teach, of one data set too.
 
         Args:
-            look: shown what was played before anything is refused.
+            look: called with the baseline groups before anything is refused.
         """
 
     def close(self) -> None:
@@ -417,7 +477,7 @@ class Runtime(Protocol):
 
 
 class MetricsLogger(Protocol):
-    """Every number, once."""
+    """Writes metrics: every number, once."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one line; a value that is None or not a number is refused."""
@@ -442,4 +502,4 @@ class Codec(Protocol):
         """Text without special tokens."""
 
     def encode_replies(self, answers: Sequence[str]) -> tuple[int, ...]:
-        """What tools said, from behind the assistant's stop token to the header of its next turn."""
+        """Tool results as token ids, from behind the assistant's stop token to the header of its next turn."""

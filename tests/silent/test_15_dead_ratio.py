@@ -38,8 +38,8 @@ def test_the_first_ratio_of_a_real_step_is_exactly_one_and_moves_the_weights() -
     metrics = learner.learn(sampled(net)).metrics
     assert metrics["probs_ratio"] == 1.0
     assert metrics["grad_norm"] > 0
-    assert learner.census is not None
-    assert learner.census.still == ()
+    assert learner.parameter_updates is not None
+    assert learner.parameter_updates.still == ()
 
 
 @pytest.mark.parametrize("loss_type", PER_TOKEN)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from silent_kit import TASKS, make_group, prepare
 
-from surefoot import loop
 from surefoot.errors import PartialGroupError
 from surefoot.learner.samples import drop_ungraded
 from surefoot.records import Group
@@ -42,6 +41,6 @@ def test_planted_survivors_without_a_rule_are_seen(monkeypatch: pytest.MonkeyPat
     def survivors(groups: list[Group], *, partial: str) -> Any:
         return drop_ungraded(groups, partial="train")
 
-    monkeypatch.setattr(loop, "drop_ungraded", survivors)
+    monkeypatch.setattr("surefoot.learner.samples.drop_ungraded", survivors)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         check()

@@ -24,11 +24,16 @@ def census_after(prepare: Callable[[GRPOLearner], None] = lambda learner: None, 
 
 def check(learner: GRPOLearner) -> None:
     """Every trainable tensor got a gradient and moved, and step 1 has nothing to warn about."""
-    assert learner.census is not None
-    assert learner.census.still == ()
-    assert learner.census.with_gradient == learner.census.moved == learner.census.total > 10
+    assert learner.parameter_updates is not None
+    assert learner.parameter_updates.still == ()
+    assert (
+        learner.parameter_updates.with_gradient
+        == learner.parameter_updates.moved
+        == learner.parameter_updates.total
+        > 10
+    )
     config = Config(model="pebble", tasks="builtin:sums")
-    assert list(step_one_warnings({}, learner.census, config)) == []
+    assert list(step_one_warnings({}, learner.parameter_updates, config)) == []
 
 
 def test_after_step_1_every_parameter_has_moved() -> None:
@@ -52,5 +57,5 @@ def test_planted_standstill_is_seen_and_said(make: Callable[[], GRPOLearner], sa
     learner = make()
     with pytest.raises(AssertionError):
         check(learner)
-    warnings = list(step_one_warnings({}, learner.census, Config(model="pebble", tasks="builtin:sums")))
+    warnings = list(step_one_warnings({}, learner.parameter_updates, Config(model="pebble", tasks="builtin:sums")))
     assert any(said in what for what, _ in warnings)

@@ -125,7 +125,7 @@ def fingerprint(state: TrainingState) -> str:
     for key in sorted(state.old):
         digest.update(repr(key).encode() + state.old[key].numpy().tobytes())
     counts = (state.version, state.pushes, state.checked_tokens, state.changed_entries)
-    rest = (*counts, state.kl_seen, state.census, sorted(state.idle.items()))
+    rest = (*counts, state.kl_seen, state.parameter_updates, sorted(state.idle.items()))
     digest.update(repr(rest).encode())
     return digest.hexdigest()
 

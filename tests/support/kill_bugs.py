@@ -107,7 +107,7 @@ def _other_groups() -> None:
 def _checked_twice() -> None:
     from surefoot import loop_state
 
-    loop_state.PLAIN = tuple(name for name in loop_state.PLAIN if name != "checked")
+    loop_state.PLAIN = {name: key for name, key in loop_state.PLAIN.items() if name != "checked"}
 
 
 def _batch_not_kept() -> None:

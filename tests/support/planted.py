@@ -201,9 +201,9 @@ def forget_datasets() -> None:
 
 def forget_the_guard() -> None:
     """The one call that tells it is gone."""
-    from surefoot import loop
+    from surefoot import evaluation
 
-    loop.update_guard = lambda run: {}  # type: ignore[attr-defined]
+    evaluation.update_guard = lambda run: {}  # type: ignore[attr-defined]
 
 
 def strange_sampler() -> None:

@@ -13,6 +13,7 @@ import pytest
 from surefoot import loop
 from surefoot.config import Config
 from surefoot.errors import RewardError, TaskError
+from surefoot.learner.samples import drop_reasons
 from surefoot.loop_state import Hooks, Run
 from surefoot.protocols import StepBatch
 from surefoot.records import STOP, Group, Rollout, Task, Turn
@@ -76,7 +77,7 @@ def test_batches_are_drawn_until_enough_groups_can_teach() -> None:
     assert len({g.id for g in groups}) == 6, "every group of a step has a name of its own"
     samples = loop.prepare(run, groups)
     assert {s.item_id for s in samples} == {"t1", "t4"}
-    assert loop.drop_reasons(run, groups, samples) == [
+    assert drop_reasons(groups, samples, refused=False) == [
         "equal_rewards",
         None,
         "equal_rewards",
@@ -93,7 +94,7 @@ def test_what_is_more_than_enough_is_dropped_as_surplus() -> None:
     _, groups = drawn(run)
     samples = loop.prepare(run, groups)
     assert {s.item_id for s in samples} == {"t1", "t4"}
-    assert loop.drop_reasons(run, groups, samples) == [None, "equal_rewards", None, "surplus"]
+    assert drop_reasons(groups, samples, refused=False) == [None, "equal_rewards", None, "surplus"]
 
 
 def test_a_step_that_cannot_be_filled_ends_the_run_with_counts() -> None:
@@ -105,7 +106,7 @@ def test_a_step_that_cannot_be_filled_ends_the_run_with_counts() -> None:
 
 
 def test_planted_trainer_that_keeps_flat_groups_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "informative", list)
+    monkeypatch.setattr("surefoot.learner.samples.informative", list)
     run = make(3)
     _, groups = drawn(run)
     assert {s.item_id for s in loop.prepare(run, groups)} != {"t1", "t4"}

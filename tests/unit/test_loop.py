@@ -15,9 +15,8 @@ import pytest
 from surefoot import loop
 from surefoot.config import Config
 from surefoot.errors import InvariantError, NumericsError, SurefootError
-from surefoot.learner.updates import ParameterUpdates
 from surefoot.loop import Hooks, Run
-from surefoot.protocols import EvalResult, StepReport
+from surefoot.protocols import EvalResult, LearnerFacts, ParameterUpdates, StepReport
 from surefoot.records import LENGTH, STOP, Group, Rollout, Task, TrainSample, Turn
 from surefoot.runtime.task_queue import MemoryTaskQueue
 from surefoot.storage.files import commit_folder
@@ -37,7 +36,7 @@ class Diary(list[tuple[Any, ...]]):
 class FakeRuntime:
     """Plays groups whose siblings differ; every rollout carries the version that was published last."""
 
-    landmarks: list[list[float]] | None = None
+    probe_baseline: list[list[float]] | None = None
 
     def __init__(self, diary: Diary, rewards: Callable[[int, int], float | None], finish: str) -> None:
         self.diary, self.rewards, self.finish, self.version = diary, rewards, finish, -1
@@ -73,13 +72,17 @@ class FakeRuntime:
 class FakeLearner:
     """Applies every step but those in `refuse` (counted from 1)."""
 
-    def __init__(self, diary: Diary, refuse: Sequence[int] = (), census: ParameterUpdates | None = MOVED) -> None:
-        self.diary, self.refuse, self.census = diary, refuse, census
+    def __init__(self, diary: Diary, refuse: Sequence[int] = (), updates: ParameterUpdates | None = MOVED) -> None:
+        self.diary, self.refuse, self.updates = diary, refuse, updates
         self.version, self.calls, self.checked_tokens, self.changed_entries = 0, 0, 0, 0
         self.seen: list[Sequence[TrainSample]] = []
 
-    def weights(self) -> dict[str, Any]:
-        return {}
+    @property
+    def facts(self) -> LearnerFacts:
+        return LearnerFacts(self.version, self.updates, self.checked_tokens, changed_entries=self.changed_entries)
+
+    def published(self) -> tuple[dict[str, Any], int]:
+        return {}, self.version
 
     def learn(self, samples: Sequence[TrainSample], *, iteration: int = 0) -> StepReport:
         self.calls += 1
@@ -92,7 +95,7 @@ class FakeLearner:
 
 
 def make(
-    *, refuse: Sequence[int] = (), census: ParameterUpdates | None = MOVED, heldout: Sequence[Task] = TASKS[:2], finish: str = STOP,
+    *, refuse: Sequence[int] = (), updates: ParameterUpdates | None = MOVED, heldout: Sequence[Task] = TASKS[:2], finish: str = STOP,
     rewards: Callable[[int, int], float | None] = lambda step, i: float(i % 2), **keys: Any,
 ) -> tuple[Run, Diary]:  # fmt: skip
     settings: dict[str, Any] = {"model": "m", "tasks": "t", "max_steps": 6, "tasks_per_step": 2, "num_generations": 4}
@@ -103,11 +106,11 @@ def make(
         log=lambda step, metrics: diary.append(("log", step, metrics)),
         evaluated=lambda step, metrics: diary.append(("evaluated", step, metrics)),
         warn=lambda what, remedy: diary.append(("warn", what, remedy)),
-        keep_groups=lambda step, groups: diary.append(("keep", step)),
-        refused=lambda step, samples, suspects: diary.append(("refused", step)),
+        save_rollouts=lambda step, groups: diary.append(("keep", step)),
+        step_refused=lambda step, samples, suspects: diary.append(("refused", step)),
         save=lambda step: diary.append(("save", step)),
     )
-    learner: Any = FakeLearner(diary, refuse, census)
+    learner: Any = FakeLearner(diary, refuse, updates)
     run = Run(
         config=config, runtime=FakeRuntime(diary, rewards, finish), learner=learner, codec=CODEC,
         queue=MemoryTaskQueue(lambda n: TASKS[:n]), heldout=heldout, hooks=hooks,
@@ -132,7 +135,7 @@ def logged(diary: Diary) -> dict[int, dict[str, float]]:
 @pytest.mark.parametrize("steps", [1, 6])
 def test_every_planned_step_is_executed_once(steps: int) -> None:
     run, diary = played(max_steps=steps)
-    assert run.step == run.learner.version == steps
+    assert run.step == run.learner.facts.version == steps
     assert diary.of("collect") == list(range(1, steps + 1))
     assert [number for number, _ in diary.of("learn")] == list(range(1, steps + 1))
 
@@ -247,7 +250,7 @@ def test_weights_are_saved_on_their_cadence(every: int, steps: list[int]) -> Non
 @pytest.mark.config_key("save_minutes")
 def test_a_save_that_the_clock_asks_for_comes_between_two_steps() -> None:
     run, diary = make(save_best=False)
-    run.hooks.due = lambda: run.step in (2, 5)
+    run.hooks.save_is_due = lambda: run.step in (2, 5)
     loop.train(run)
     assert diary.of("save") == [2, 5]
     assert [kind for kind, *_ in diary if kind in ("learn", "save")].index("save") == 2, "after the second step"
@@ -289,7 +292,7 @@ def test_refused_steps_in_a_row_end_the_run_at_the_limit(limit: int) -> None:
 
 def test_refused_steps_that_are_not_in_a_row_are_counted_and_survived() -> None:
     run, diary = played(refuse=(1, 3, 5), max_nonfinite_steps=2)
-    assert (run.step, run.learner.version) == (6, 3)
+    assert (run.step, run.learner.facts.version) == (6, 3)
     assert diary.of("refused") == [1, 3, 5]
     assert [m["steps_refused"] for m in logged(diary).values()] == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
     assert "loss" not in logged(diary)[1], "a loss that was not finite is left out, not 0"
@@ -336,7 +339,7 @@ def test_a_healthy_first_step_warns_of_nothing() -> None:
 
 
 def test_warnings_come_after_step_one_and_only_then() -> None:
-    _, diary = played(max_steps=4, finish=LENGTH, rewards=lambda step, i: 1.0, census=None, logging_steps=3)
+    _, diary = played(max_steps=4, finish=LENGTH, rewards=lambda step, i: 1.0, updates=None, logging_steps=3)
     assert len(diary.of("warn")) == 3, "truncated, equal rewards, nothing moved"
     kinds = [entry[0] for entry in diary]
     assert kinds.index("log") < kinds.index("warn") < len(kinds) - 1 - kinds[::-1].index("learn")
@@ -380,7 +383,7 @@ def session(
         temporary.mkdir()
         commit_folder(temporary, target, {"step": step})
 
-    parts.checkpoints = SimpleNamespace(save=save)
+    parts.learner.save = save
     sizes = ["tasks_per_step=2", "num_generations=4", "reward_workers=1", "probe_reward_tasks=0"]
     loaded = load_config(None, [f"output_dir={out}", *sizes, *(words or ["max_steps=2"])])
     with contextlib.suppress(SurefootError, OSError):
@@ -409,7 +412,7 @@ def test_a_run_that_a_full_disk_ended_leaves_a_verdict(tmp_path: Path, monkeypat
         real = run.learner.learn
 
         def learn(samples: Any, *, iteration: int = 0) -> StepReport:
-            if run.learner.version == 1:
+            if run.learner.facts.version == 1:
                 raise OSError(28, "No space left on device")
             return real(samples, iteration=iteration)
 
@@ -494,7 +497,7 @@ def test_a_collapse_whose_weights_could_not_be_saved_is_still_a_fail(
 
 def test_refused_steps_are_counted_over_the_whole_run() -> None:
     run, _ = played(refuse=(2, 4), max_steps=6)
-    assert (run.step, run.learner.version, run.refused_steps) == (6, 4, 2)
+    assert (run.step, run.learner.facts.version, run.refused_steps) == (6, 4, 2)
 
 
 @pytest.mark.parametrize("extra", [1, -1], ids=["applied twice", "not applied"])
@@ -505,7 +508,7 @@ def test_planted_version_that_leaves_the_step_is_refused(extra: int) -> None:
     def learn(samples: Sequence[TrainSample], *, iteration: int = 0) -> StepReport:
         report = real(samples, iteration=iteration)
         if run.step == 2:
-            run.learner.version += extra  # type: ignore[misc]
+            run.learner.version += extra  # type: ignore[attr-defined]
         return report
 
     run.learner.learn = learn  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from surefoot import loop
+from surefoot import evaluation, loop
 from surefoot.config import Config
 from surefoot.config.schedule import Answered
 from surefoot.errors import CollapseStopError, RewardError, StateError
@@ -17,10 +17,9 @@ from surefoot.guards.arming import guard_lines
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.guards.noise import proportion_se
 from surefoot.guards.verdict import LearningEvidence, best_facts, judge_run, way_out
-from surefoot.learner.updates import ParameterUpdates
 from surefoot.loop import Hooks, Run
 from surefoot.loop_state import GuardInputs
-from surefoot.protocols import EvalResult, StepReport
+from surefoot.protocols import EvalResult, LearnerFacts, ParameterUpdates, StepReport
 from surefoot.records import STOP, Group, Rollout, Task, Turn, Verdict
 from surefoot.runtime.task_queue import MemoryTaskQueue
 from surefoot.storage.run_folder import RunFolder
@@ -38,7 +37,7 @@ class FakeRun:
         **keys: Any,
     ) -> None:  # fmt: skip
         self.reward, self.heldout, self.diary, self.told = reward, heldout, [], []
-        self.version, self.census, self.checked_tokens = 0, ParameterUpdates(1, 1, 1, ()), 0
+        self.version = 0
         self.metrics: dict[str, float] = {"loss": 0.5, "kl": 0.125, "scored_entropy": 0.75}
         settings: dict[str, Any] = {
             "model": "m", "tasks": "t", "max_steps": 12, "eval_steps": 2, "tasks_per_step": 1, "num_generations": 2,
@@ -49,8 +48,8 @@ class FakeRun:
             log=lambda step, metrics: None,
             evaluated=lambda step, metrics: self.note("evaluated", step, metrics),
             warn=lambda what, remedy: self.note("warn", what),
-            keep_groups=lambda step, groups: None,
-            refused=lambda step, samples, suspects: None,
+            save_rollouts=lambda step, groups: None,
+            step_refused=lambda step, samples, suspects: None,
             save=lambda step: self.note("save", step),
         )
         self.run = Run(
@@ -67,7 +66,7 @@ class FakeRun:
 
             self.run.guard.update = spy  # type: ignore[method-assign,assignment]
 
-    landmarks = None
+    probe_baseline = None
 
     def note(self, *entry: Any) -> None:
         self.diary.append(entry)
@@ -88,8 +87,12 @@ class FakeRun:
     def publish(self, weights: Any, version: int) -> Mapping[str, float]:
         return {}
 
-    def weights(self) -> dict[str, Any]:
-        return {}
+    @property
+    def facts(self) -> LearnerFacts:
+        return LearnerFacts(self.version, ParameterUpdates(1, 1, 1, ()))
+
+    def published(self) -> tuple[dict[str, Any], int]:
+        return {}, self.version
 
     def learn(self, samples: Any, *, iteration: int = 0) -> StepReport:
         self.version += 1
@@ -228,9 +231,9 @@ def test_an_evaluation_without_the_watched_metric_is_an_error_and_not_a_pass() -
 
 
 def test_an_accuracy_outside_0_and_1_has_no_binomial_error() -> None:
-    between = GuardInputs()
-    between.step({"reward": 0.5})
-    ((_, numbers),) = between.folds(2, {"eval_accuracy": 3.0, "eval_n": 10.0}, "eval_accuracy")
+    inputs = GuardInputs()
+    inputs.step({"reward": 0.5})
+    ((_, numbers),) = inputs.for_evaluation(2, {"eval_accuracy": 3.0, "eval_n": 10.0}, "eval_accuracy")
     assert numbers == {"reward": 0.5, "heldout": 3.0}
 
 
@@ -411,18 +414,18 @@ def test_the_check_that_the_planted_bugs_break_is_green() -> None:
 
 
 def test_planted_missing_call_site_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "update_guard", lambda run: {})
+    monkeypatch.setattr(evaluation, "update_guard", lambda run: {})
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check()
 
 
 def test_planted_proxy_as_held_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = GuardInputs.folds
+    real = GuardInputs.for_evaluation
 
     def proxy(self: GuardInputs, *args: Any) -> Any:
         return [(step, numbers | {"heldout": numbers["reward"]}) for step, numbers in real(self, *args)]
 
-    monkeypatch.setattr(GuardInputs, "folds", proxy)
+    monkeypatch.setattr(GuardInputs, "for_evaluation", proxy)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         check()
 

@@ -8,8 +8,8 @@ import pytest
 
 from surefoot.config import Config
 from surefoot.guards.noise import proportion_se
-from surefoot.learner.updates import ParameterUpdates
 from surefoot.loop_state import _noise, step_one_warnings
+from surefoot.protocols import ParameterUpdates
 
 MOVED = ParameterUpdates(total=3, with_gradient=3, moved=3, still=())
 HEALTHY = {"completions/clipped_ratio": 0.1, "frac_reward_zero_std": 0.5}

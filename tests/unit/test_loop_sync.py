@@ -12,7 +12,7 @@ import pytest
 from surefoot import loop
 from surefoot.config import Config
 from surefoot.loop import Hooks, Run
-from surefoot.protocols import EvalResult, StepBatch, StepReport
+from surefoot.protocols import EvalResult, LearnerFacts, StepBatch, StepReport
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.task_queue import BackgroundGroupWriter
 
@@ -22,7 +22,7 @@ TASK = Task(id="t", prompt="?")
 class Runtime:
     """Says what it was asked; evaluates whatever was published last."""
 
-    landmarks = None
+    probe_baseline = None
 
     def __init__(self, diary: list[tuple[Any, ...]]) -> None:
         self.diary, self.version = diary, -1
@@ -71,14 +71,15 @@ def group(step: int) -> Group:
 def trained(queue: Any = None, hooks: dict[str, Any] | None = None, **keys: Any) -> list[tuple[Any, ...]]:
     diary: list[tuple[Any, ...]] = []
     config = Config(**{"model": "m", "tasks": "t", "max_steps": 6, "tasks_per_step": 1, "num_generations": 2} | keys)
-    learner: Any = SimpleNamespace(version=0, census=None, weights=dict)
+    learner: Any = SimpleNamespace(facts=LearnerFacts())
+    learner.published = lambda: ({}, learner.facts.version)
 
     def learn(samples: Any, iteration: int = 0) -> StepReport:
-        learner.version += 1
-        return StepReport({"loss": 0.1}, learner.version, True)
+        learner.facts = LearnerFacts(learner.facts.version + 1)
+        return StepReport({"loss": 0.1}, learner.facts.version, True)
 
     learner.learn = learn
-    nothing = {"refused": lambda *_: None, "keep_groups": lambda *_: None, "evaluated": lambda *_: None}
+    nothing = {"step_refused": lambda *_: None, "save_rollouts": lambda *_: None, "evaluated": lambda *_: None}
     said = Hooks(
         log=lambda step, metrics: diary.append(("log", step, metrics)), warn=lambda *_: None, save=lambda step: None,
         **(nothing | (hooks or {})),
@@ -122,7 +123,7 @@ def test_whoever_asks_hears_of_every_version_after_it_was_proved() -> None:
 
 def test_what_others_say_of_a_batch_is_logged_with_its_step() -> None:
     ages = iter(range(9))
-    logged = dict(of(trained(hooks={"gauges": lambda: {"async/staleness_max": float(next(ages))}}), "log"))
+    logged = dict(of(trained(hooks={"extra_metrics": lambda: {"async/staleness_max": float(next(ages))}}), "log"))
     assert [logged[step]["async/staleness_max"] for step in range(1, 7)] == [0, 1, 2, 3, 4, 5]
 
 

@@ -3,8 +3,8 @@
 Owns       the list of what a learner's state is; its form on disk: `training/*.safetensors` and `training/state.json`
            beside the Hugging Face weights, in one folder that is complete or absent.
 Promises   restored into a fresh learner of the same model, training goes on as if it had never stopped: weights,
-           their float32 masters, moments and step counts by parameter name, reference, version, census, old logprobs
-           between two passes.
+           their float32 masters, moments and step counts by parameter name, reference, version, parameter updates, old
+           logprobs between two passes.
            The learning rate is a function of the version and is not stored.
 Never      changes a learner before everything fits, and never unpickles.
 
@@ -18,16 +18,15 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from surefoot.errors import StateError
-from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.memory import MAX_SPLITS
 from surefoot.learner.tensor_file import DTYPES, Spec, check_fits, read_header, read_tensors, write_tensors
-from surefoot.learner.updates import ParameterUpdates
+from surefoot.protocols import ParameterUpdates
 from surefoot.storage.checkpoints import SCHEMA, older_format
 from surefoot.storage.failpoints import failpoint
 from surefoot.storage.files import (
@@ -42,6 +41,9 @@ from surefoot.storage.files import (
 )
 from surefoot.system.files import open_plain, storage_error
 
+if TYPE_CHECKING:
+    from surefoot.learner.grpo import GRPOLearner
+
 """The form of what is written here; a reader refuses a larger number."""
 FOLDER = "training"
 STATE = f"{FOLDER}/state.json"
@@ -52,10 +54,10 @@ WEIGHTS = "model.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps for each parameter."""
 CAPTURED = frozenset(
-    "net masters optimiser reference census channels checked_tokens changed_entries splits _version _old _kl_seen "
-    "_pushes".split()
+    "net masters optimiser reference parameter_updates channels checked_tokens changed_entries splits _version _old "
+    "_kl_seen _pushes".split()
 )
-DERIVED = frozenset({"settings", "_torn", "_packed"})
+DERIVED = frozenset({"settings", "tokenizer", "_torn", "_packed"})
 """Fields of a learner that its config makes anew; a field in neither set would be lost at a resume."""
 
 Named = dict[str, Tensor]
@@ -69,7 +71,7 @@ class TrainingState:
     pushes: int
     kl_seen: bool
     checked_tokens: int
-    census: ParameterUpdates | None
+    parameter_updates: ParameterUpdates | None
     idle: dict[str, int]
     """By channel, for how many steps in a row it gave nothing."""
     weights: Named
@@ -89,7 +91,7 @@ class TrainingState:
     def clone(self) -> TrainingState:
         """The same with tensors of its own, which later steps do not change."""
         return TrainingState(
-            self.version, self.pushes, self.kl_seen, self.checked_tokens, self.census, dict(self.idle),
+            self.version, self.pushes, self.kl_seen, self.checked_tokens, self.parameter_updates, dict(self.idle),
             _clone(self.weights), {name: _clone(kept) for name, kept in self.moments.items()},
             None if self.reference is None else _clone(self.reference),
             {key: value.detach().clone() for key, value in self.old.items()}, self.splits,
@@ -114,7 +116,7 @@ def capture(learner: GRPOLearner) -> TrainingState:
         )
     return TrainingState(
         version=learner.version, pushes=learner._pushes, kl_seen=learner._kl_seen,
-        checked_tokens=learner.checked_tokens, census=learner.census, idle=_idle(learner),
+        checked_tokens=learner.checked_tokens, parameter_updates=learner.parameter_updates, idle=_idle(learner),
         weights=weights_of(learner.net),
         moments={name: dict(learner.optimiser.state[p]) for name, p in _stepped(learner)},
         reference=None if learner.reference is None else weights_of(learner.reference), old=dict(learner._old),
@@ -139,7 +141,7 @@ def restore(learner: GRPOLearner, state: TrainingState) -> None:
                 learner.optimiser.state[parameter] = _on_device(state.moments[name], parameter.device)
     learner._old = {key: value.detach().to(learner.device, copy=True) for key, value in state.old.items()}
     learner._version, learner._pushes, learner._kl_seen = state.version, state.pushes, state.kl_seen
-    learner.checked_tokens, learner.census = state.checked_tokens, state.census
+    learner.checked_tokens, learner.parameter_updates = state.checked_tokens, state.parameter_updates
     learner.splits, learner._torn = state.splits, False
     learner.changed_entries = state.changed_entries
     if learner.channels is not None:
@@ -260,7 +262,8 @@ def _as_json(state: TrainingState, step: int) -> dict[str, Any]:
     assert len(kinds) <= 1, "old logprobs come from one forward and have one dtype"
     return {
         "schema": SCHEMA, "step": step, "version": state.version, "pushes": state.pushes, "kl_seen": state.kl_seen,
-        "checked_tokens": state.checked_tokens, "census": None if state.census is None else asdict(state.census),
+        "checked_tokens": state.checked_tokens,
+        "census": None if state.parameter_updates is None else asdict(state.parameter_updates),
         "splits": state.splits, "changed_entries": state.changed_entries, "idle": state.idle,
         "stepped": sorted(state.moments),
         "has_reference": state.reference is not None,
@@ -475,7 +478,8 @@ def _read_state(manifest: Manifest, record: Mapping[str, Any], expected: Expecte
     moments = tensors[OPTIMISER]
     return TrainingState(
         version=record["version"], pushes=record["pushes"], kl_seen=record["kl_seen"],
-        checked_tokens=record["checked_tokens"], census=_census(manifest.path(STATE), record["census"]),
+        checked_tokens=record["checked_tokens"],
+        parameter_updates=_parameter_updates(manifest.path(STATE), record["census"]),
         splits=record["splits"], changed_entries=record["changed_entries"], idle=record["idle"],
         weights=tensors[WEIGHTS],
         moments={name: {key: moments[f"{key}/{name}"] for key in MOMENTS} for name in record["stepped"]},
@@ -492,7 +496,7 @@ def _old(path: Path, record: Mapping[str, Any], tensors: Mapping[str, Tensor] | 
     return {(group, index): piece for (group, index, _), piece in zip(rows, pieces, strict=True)}
 
 
-def _census(path: Path, value: Any) -> ParameterUpdates | None:
+def _parameter_updates(path: Path, value: Any) -> ParameterUpdates | None:
     if value is None:
         return None
     if not isinstance(value, dict) or value.keys() != {"total", "with_gradient", "moved", "still"}:

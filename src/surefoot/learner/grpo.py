@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.utils import get_total_norm
 
 from surefoot.errors import InvariantError, NumericsError
 from surefoot.guards import invariants
+from surefoot.learner import checkpoint
 from surefoot.learner.auxiliary_losses import AuxiliaryLosses
 from surefoot.learner.forward import score_batch
 from surefoot.learner.memory import MAX_SPLITS, is_out_of_memory, largest_piece, memory_limit, split_note
@@ -22,18 +24,11 @@ from surefoot.learner.optimizer import all_finite, allocate_moments, make_optimi
 from surefoot.learner.precision import make_master_weights
 from surefoot.learner.samples import split_microbatches
 from surefoot.learner.schedule import learning_rate_at
-from surefoot.learner.updates import (
-    CountedStep,
-    ParameterUpdates,
-    StepUpdates,
-    check_rate,
-    check_taken_in,
-    watch_updates,
-)
+from surefoot.learner.updates import CountedStep, StepUpdates, check_rate, check_taken_in, watch_updates
 from surefoot.maths import stats
 from surefoot.maths.losses import LossSettings, StepTotals, policy_loss
 from surefoot.maths.packing import Batch, BatchStats, make_batch, rows_by_dataset, sequence_metrics, step_totals
-from surefoot.protocols import Scored, StepReport, Weights
+from surefoot.protocols import LearnerFacts, ParameterUpdates, Scored, StepReport, Weights, WeightSource
 from surefoot.records import TrainSample
 from surefoot.storage.failpoints import failpoint
 from surefoot.system.heartbeat import tick
@@ -82,15 +77,16 @@ class GRPOLearner:
         net: a Hugging Face causal language model in eval mode.
         channels: further losses of the step; None when there are none.
         masters: the network's parameters in the precision of its file, where it computes in a coarser one.
+        tokenizer: saved beside the weights; a learner without one cannot be saved.
     """
 
     def __init__(
         self, net: Any, settings: LearnerSettings, channels: AuxiliaryLosses | None = None,
-        masters: Mapping[str, Tensor] | None = None,
+        masters: Mapping[str, Tensor] | None = None, tokenizer: Any = None,
     ) -> None:  # fmt: skip
-        self.net, self.settings, self.channels = net, settings, channels
+        self.net, self.settings, self.channels, self.tokenizer = net, settings, channels, tokenizer
         self._version = 0
-        self.census: ParameterUpdates | None = None
+        self.parameter_updates: ParameterUpdates | None = None
         self.reference = _frozen_copy(net) if settings.loss.beta > 0 else None
         self.checked_tokens = 0
         self.changed_entries = 0
@@ -119,6 +115,25 @@ class GRPOLearner:
     def device(self) -> torch.device:
         """Where the weights live."""
         return next(self.net.parameters()).device  # type: ignore[no-any-return]
+
+    @property
+    def facts(self) -> LearnerFacts:
+        """How far it got."""
+        return LearnerFacts(
+            self._version, self.parameter_updates, self.checked_tokens, self.splits, self.changed_entries
+        )
+
+    def published(self) -> WeightSource:
+        """The current parameters and their version; views, not copies."""
+        return self.weights(), self._version
+
+    def save(self, folder: Path, *, step: int, extra: Mapping[str, Any]) -> None:
+        """A whole checkpoint of this learner: see `checkpoint.save_training_checkpoint`."""
+        checkpoint.save_training_checkpoint(self, self.tokenizer, folder, step=step, extra=extra)
+
+    def load(self, folder: Path) -> Mapping[str, Any]:
+        """Go back to a checkpoint: see `checkpoint.load_training_checkpoint`."""
+        return checkpoint.load_training_checkpoint(self, folder).extra
 
     def weights(self) -> Weights:
         """The current parameters by Hugging Face name, as they compute; views, not copies."""
@@ -351,15 +366,15 @@ class GRPOLearner:
             group["lr"] = rate
         allocate_moments(self.optimiser)
         step = CountedStep(self.optimiser, None if self.masters is None else self.masters.by_tensor())
-        still_waiting = self.census is None or self.census.moved == 0
-        with watch_updates(self.trained(), wanted=still_waiting) as census:
+        still_waiting = self.parameter_updates is None or self.parameter_updates.moved == 0
+        with watch_updates(self.trained(), wanted=still_waiting) as found:
             failpoint("learner.before_step")
             check_rate(self.optimiser, rate, self._version)
             self._torn = True
             updates = step.take()
             check_rate(self.optimiser, rate, self._version)
             failpoint("learner.after_step")
-        self.census = census.result() if still_waiting else self.census
+        self.parameter_updates = found[0] if still_waiting else self.parameter_updates
         if not all_finite(self.net.parameters()):
             raise NumericsError(
                 f"the step from version {self._version} made weights that are not finite, from a finite gradient",

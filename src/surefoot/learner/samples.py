@@ -1,7 +1,8 @@
-"""Groups become samples: sort out what cannot be compared, weigh the rest, cut them into microbatches.
+"""Groups become samples: drop what cannot be compared, compute advantages, split into microbatches.
 
 Promises   a rollout without a verdict is dropped under its reason, never scored; a group that
-           lost siblings is treated as `partial_groups` says; every token keeps its provenance.
+           lost siblings is treated as `partial_groups` says; every token keeps its provenance; every group that is
+           not trained on has a reason.
 Never      reads the configured group size as if it were the size of a group.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.config import MICROBATCH_TOKENS
-from surefoot.errors import PartialGroupError
+from surefoot.errors import PartialGroupError, RewardError
 from surefoot.maths.advantages import compute_advantages
 from surefoot.records import Group, Rollout, TrainSample
 
@@ -24,6 +25,11 @@ class ComparableGroups:
     groups: list[Group]
     dropped: Counter[str]
     """Rollouts by reason."""
+
+    @property
+    def differing(self) -> int:
+        """How many of the groups have rewards that differ."""
+        return len(informative(self.groups))
 
 
 def drop_ungraded(groups: Sequence[Group], *, partial: str) -> ComparableGroups:
@@ -52,6 +58,57 @@ def drop_ungraded(groups: Sequence[Group], *, partial: str) -> ComparableGroups:
 def informative(groups: Sequence[Group]) -> list[Group]:
     """Those whose rewards differ: a group of equal rewards has no gradient."""
     return [group for group in groups if len(set(group.rewards)) > 1]
+
+
+def select_training_groups(groups: Sequence[Group], *, partial: str, wanted: int | None) -> ComparableGroups:
+    """The groups that are trained on.
+
+    Args:
+        partial: as `drop_ungraded` takes it.
+        wanted: with dynamic sampling, the first so many groups whose rewards differ; None for all groups.
+    """
+    kept = drop_ungraded(groups, partial=partial)
+    return kept if wanted is None else ComparableGroups(informative(kept.groups)[:wanted], kept.dropped)
+
+
+def missing_groups(groups: Sequence[Group], *, partial: str, wanted: int | None) -> int:
+    """How many groups with rewards that differ a step still lacks; 0 without dynamic sampling."""
+    if wanted is None:
+        return 0
+    return max(0, wanted - drop_ungraded(groups, partial=partial).differing)
+
+
+def cannot_fill(groups: Sequence[Group], missing: int, batches: int) -> RewardError:
+    """Dynamic sampling gave up: what it sampled, and what it found."""
+    rewards = Counter(
+        f"{group.rewards[0]:g}" for group in groups if len(set(group.rewards)) == 1 and None not in group.rewards
+    )
+    same = ", ".join(f"{count} with reward {reward} throughout" for reward, count in rewards.most_common(3))
+    return RewardError(
+        f"{len(groups)} groups in {batches} batches were drawn for one step, and {missing} more with rewards that "
+        f"differ are wanted: {same or 'the others failed'}",
+        "a group of equal rewards has no gradient",
+        "use tasks that are neither solved nor hopeless, raise num_generations or dynamic_sampling_batches",
+    )
+
+
+def drop_reasons(groups: Sequence[Group], samples: Sequence[TrainSample], *, refused: bool) -> list[str | None]:
+    """Per group, None when it was trained on, else why not.
+
+    Args:
+        samples: what the learner was given.
+        refused: no step on these samples was applied, because a number was not finite.
+    """
+    given = {sample.group for sample in samples}
+    trained = "nonfinite_step" if refused else None
+    return [trained if group.id in given else _drop_reason(group) for group in groups]
+
+
+def _drop_reason(group: Group) -> str:
+    reasons = sorted({r.failure or "no_verdict" for r in group.rollouts if r.reward is None})
+    if not reasons:  # only dynamic sampling leaves out a group that is whole
+        return "surplus" if informative([group]) else "equal_rewards"
+    return reasons[0]
 
 
 def _refused(group: Group, scored: Sequence[Rollout], lost: Counter[str]) -> PartialGroupError:
@@ -83,7 +140,7 @@ def to_sample(rollout: Rollout, group: Group) -> TrainSample:
         tokens += [*between, *turn.completion_ids]
         sampled += [*[False] * len(between), *[True] * len(turn.completion_ids)]
         logprobs += [*[0.0] * len(between), *turn.logprobs]
-    assert rollout.reward is not None, "sort_out leaves only rollouts with a verdict"
+    assert rollout.reward is not None, "drop_ungraded leaves only rollouts with a verdict"
     return TrainSample(
         item_id=rollout.task_id, trainer_version=rollout.version, group=rollout.group, index=rollout.index,
         prompt_ids=prompt, completion_ids=tuple(tokens), sampled=tuple(sampled), logprobs=tuple(logprobs),

@@ -27,13 +27,14 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from surefoot.errors import InvariantError, NumericsError
+from surefoot.protocols import ParameterUpdates
 
 PIECE_ENTRIES = 16 << 20
 """Parameters are stepped in pieces of about so many entries: a piece is copied, stepped and compared."""
@@ -241,47 +242,22 @@ def _entries(params: list[Tensor]) -> int:
 # -- Which parameters got a gradient, and which really moved: counted once, after the first step --
 
 
-@dataclass(frozen=True)
-class ParameterUpdates:
-    """Counts over parameter tensors, with the names of those left out."""
-
-    total: int
-    with_gradient: int
-    moved: int
-    still: tuple[str, ...]
-    """Trainable tensors that did not change."""
-
-    def metrics(self) -> dict[str, float]:
-        """For the log line of the first step."""
-        return {
-            "census/parameters": float(self.total),
-            "census/with_gradient": float(self.with_gradient),
-            "census/moved": float(self.moved),
-        }
-
-
-@dataclass
-class _UpdateCounter:
-    before: dict[str, tuple[float, float]] = field(default_factory=dict)
-    counted: ParameterUpdates | None = None
-
-    def result(self) -> ParameterUpdates | None:
-        return self.counted
-
-
 @contextmanager
-def watch_updates(trained: Mapping[str, Tensor], *, wanted: bool) -> Iterator[_UpdateCounter]:
-    """Count around an optimiser step over these parameters; free when not wanted."""
-    counter = _UpdateCounter()
+def watch_updates(trained: Mapping[str, Tensor], *, wanted: bool) -> Iterator[list[ParameterUpdates]]:
+    """Which trainable tensors got a gradient and which changed, measured around one optimiser step.
+
+    The list that is given holds one entry when the block has ended; none, and at no cost, when it is not wanted.
+    """
+    found: list[ParameterUpdates] = []
     if not wanted:
-        yield counter
+        yield found
         return
     named = [(n, p) for n, p in trained.items() if p.requires_grad]
     before = {name: _fingerprint(p) for name, p in named}
     gradients = sum(1 for _, p in named if p.grad is not None and bool((p.grad != 0).any()))
-    yield counter
+    yield found
     still = tuple(name for name, p in named if _fingerprint(p) == before[name])
-    counter.counted = ParameterUpdates(len(named), gradients, len(named) - len(still), still)
+    found.append(ParameterUpdates(len(named), gradients, len(named) - len(still), still))
 
 
 def _fingerprint(tensor: torch.Tensor) -> tuple[float, float]:

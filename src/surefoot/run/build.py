@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -15,10 +15,9 @@ from surefoot.config import Config
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.engines.serving import EngineLoop
 from surefoot.learner.chat import ChatCodec
-from surefoot.learner.checkpoint import load_training_checkpoint, save_training_checkpoint, weights_of
-from surefoot.learner.grpo import GRPOLearner
+from surefoot.learner.checkpoint import weights_of
 from surefoot.learner.model import Policy
-from surefoot.protocols import Engine, Runtime, ServingEngine, Toolkit, ToolSpec
+from surefoot.protocols import Engine, Learner, Runtime, ServingEngine, Toolkit, ToolSpec
 from surefoot.records import Task
 from surefoot.rewards.components import weighs_environment_reward
 from surefoot.rewards.pool import RewardPool
@@ -135,34 +134,6 @@ def make_engine(config: Config, policy: Policy, width: int, *, answer_only: bool
     return EngineLoop(engine, copy_weights=True) if config.max_staleness > 0 else engine
 
 
-# -- Checkpoints of a run, written and read where its learner lives -------------------------------
-
-
-class Checkpoints(Protocol):
-    """Saving and going back, for a learner in this process or elsewhere."""
-
-    def save(self, folder: Path, *, step: int, extra: Mapping[str, Any]) -> None:
-        """Weights, tokenizer, training state and `extra` as one folder; complete or absent."""
-
-    def load(self, folder: Path) -> Mapping[str, Any]:
-        """Bring the learner to this checkpoint; returns what was given as `extra`."""
-
-
-class LocalCheckpoints:
-    """For a learner in this process."""
-
-    def __init__(self, learner: GRPOLearner, tokenizer: Any) -> None:
-        self._learner, self._tokenizer = learner, tokenizer
-
-    def save(self, folder: Path, *, step: int, extra: Mapping[str, Any]) -> None:
-        """See `Checkpoints.save`."""
-        save_training_checkpoint(self._learner, self._tokenizer, folder, step=step, extra=extra)
-
-    def load(self, folder: Path) -> Mapping[str, Any]:
-        """See `Checkpoints.load`."""
-        return load_training_checkpoint(self._learner, folder).extra
-
-
 # -- Sampling while the learner learns: who plays, on which event loop, and the books for it ------
 
 
@@ -192,7 +163,7 @@ def make_async_queue(ctx: RunContext, parts: Parts, ahead: AsyncSampling) -> Asy
 
     stream = AsyncSampler(
         keeper.ledger, keeper.batches, parts.train, ahead.crew, order, config=config,
-        trained=lambda: parts.learner.version, judge=runtime.check_failures, border=ctx.inputs.border,
+        trained=lambda: parts.learner.facts.version, judge=runtime.check_failures, border=ctx.inputs.border,
     )  # fmt: skip
     return AsyncTaskQueue(stream, ahead.thread, stop=lambda: ctx.stop.asked)
 
@@ -206,8 +177,7 @@ class Parts:
 
     policy: Policy
     codec: ChatCodec
-    learner: GRPOLearner
-    checkpoints: Checkpoints
+    learner: Learner
     runtime: Runtime
     prompts: Mapping[str, tuple[int, ...]]
     train: Sequence[Task]
@@ -257,7 +227,7 @@ def build(
     )  # fmt: skip
     ahead = sample_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
     return Parts(
-        ready.policy, ready.codec, learner, LocalCheckpoints(learner, ready.policy.tokenizer), runtime, ready.prompts,
+        ready.policy, ready.codec, learner, runtime, ready.prompts,
         ready.train, ready.heldout, ready.left_out, ready.cramped, run_fingerprint(ready, specs), ahead,
         ready.eval_sets,
     )  # fmt: skip

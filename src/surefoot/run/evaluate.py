@@ -165,13 +165,13 @@ def evaluate(
 
 
 def _answer(who: str, config: Config, subject: _Subject, pool: RewardPool, *, served: bool) -> Evaluation:
-    from surefoot.loop import answer, eval_metrics
+    from surefoot.evaluation import answer, eval_metrics
     from surefoot.run.build import build  # torch: after the reward workers are forked
 
     parts = build(config, subject.base, subject.inputs, pool, answer_only=True)
     try:
         if not served:
-            parts.runtime.publish(parts.learner.weights(), 0)
+            parts.runtime.publish(*parts.learner.published())
         results = answer(parts.runtime, parts.heldout, parts.eval_sets, 0)
     finally:
         parts.runtime.close()

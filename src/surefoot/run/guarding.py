@@ -88,19 +88,21 @@ def healthy_rows(root: Path, metric: str) -> list[dict[str, float]]:
     if verdict.get("status") != "PASS" or fired:
         how = "its guard fired" if fired else f"its verdict is {verdict.get('status')}"
         raise _unfit(root, how)
-    between, rows = GuardInputs(), []
+    inputs, rows = GuardInputs(), []
     for row in read_metrics(folder.metrics):
         step, numbers = int(row["step"]), {name: value for name, value in row.items() if name != "step"}
         if kind_of(numbers) == "train":
-            between.step(numbers)
+            inputs.step(numbers)
         else:
-            rows += [told_ for _, told_ in _folds(between, step, numbers, metric, root)]
+            rows += [arguments for _, arguments in _for_evaluation(inputs, step, numbers, metric, root)]
     return rows
 
 
-def _folds(between: GuardInputs, step: int, numbers: Metrics, metric: str, root: Path) -> list[tuple[int, Any]]:
+def _for_evaluation(
+    inputs: GuardInputs, step: int, numbers: Metrics, metric: str, root: Path
+) -> list[tuple[int, dict[str, float]]]:
     try:
-        return between.folds(step, numbers, metric)
+        return inputs.for_evaluation(step, numbers, metric)
     except RewardError as error:
         raise _unfit(root, f"it never measured {metric}") from error
 

@@ -41,7 +41,9 @@ from surefoot.tools.toolkits import ToolkitSpec
 def make_learner(config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task]) -> GRPOLearner:
     """The learner, with the losses beside the policy's."""
     channels = _channels(config, base, policy, codec, train)
-    return GRPOLearner(policy.model, learner_settings(config, codec.pad_token_id), channels, policy.masters)
+    return GRPOLearner(
+        policy.model, learner_settings(config, codec.pad_token_id), channels, policy.masters, policy.tokenizer
+    )
 
 
 def parity_tolerance(config: Config) -> float:

@@ -7,10 +7,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from surefoot.config import Config
-from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.model import resolve_device
 from surefoot.protocols import ToolSpec
 from surefoot.records import Task
@@ -19,7 +18,7 @@ from surefoot.run.build import AsyncSampling, Parts, engine_rows, engine_spec, e
 from surefoot.run.inputs import Inputs
 from surefoot.run.model import Prepared, channels_of, prepare, probe_tolerance, settings_of
 from surefoot.runtime.probes import AsyncScore, Score, make_probes
-from surefoot.runtime.ray.runtime import RayDeployment, RayRuntime, RemoteLearner
+from surefoot.runtime.ray.runtime import RayDeployment, RayRuntime
 from surefoot.runtime.specs import LearnerSpec, WorkerSpec, portable
 from surefoot.runtime.weights import Publisher
 from surefoot.tools.toolkits import NamedTools, ToolkitSpec
@@ -42,21 +41,6 @@ def make_publisher(config: Config, ready: Prepared, score: Score | AsyncScore) -
 
 
 # -- A run on Ray: recipes for the learner, the engines and the workers, and the runtime over them
-
-
-class RemoteCheckpoints:
-    """`checkpoints.Checkpoints` in the learner's process, on a disk that both see."""
-
-    def __init__(self, learner: RemoteLearner) -> None:
-        self._learner = learner
-
-    def save(self, folder: Path, *, step: int, extra: Any) -> None:
-        """See `Checkpoints.save`."""
-        self._learner.save_checkpoint(folder, step=step, extra=extra)
-
-    def load(self, folder: Path) -> Any:
-        """See `Checkpoints.load`."""
-        return self._learner.load_checkpoint(folder).extra
 
 
 def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path) -> Parts:
@@ -85,9 +69,8 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
         stack.pop_all()
     # The driver needs the tokenizer and the numbers; the weights are in the learner's process.
     return Parts(
-        replace(ready.policy, model=None, masters=None), ready.codec, cast(GRPOLearner, learner),
-        RemoteCheckpoints(learner), runtime, ready.prompts, ready.train, ready.heldout, ready.left_out, ready.cramped,
-        identity, ahead, ready.eval_sets,
+        replace(ready.policy, model=None, masters=None), ready.codec, learner, runtime, ready.prompts,
+        ready.train, ready.heldout, ready.left_out, ready.cramped, identity, ahead, ready.eval_sets,
     )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def finish(ctx: RunContext, run: Run, code: int | None = None) -> Outcome:
     told = {} if shown is None else {"no_target": shown_target_line(shown)}
     judgement = judge_run(
         planned=run.config.max_steps, executed=run.step, target=target, metrics=metrics,
-        evidence=evidence(run), refused=run.step - run.learner.version, samples=run.checked["samples"],
+        evidence=evidence(run), refused=run.step - run.learner.facts.version, samples=run.checked["samples"],
         collapse=collapse(run), unaccounted=abs(balance.lost) + balance.leased, **told,
     )  # fmt: skip
     judgement = count_trained(judgement, run.config, run.step, balance)
@@ -141,7 +141,7 @@ def evidence(run: Run) -> LearningEvidence:
     """What the run can show for having learned something."""
     return LearningEvidence(
         learning_rate=run.config.learning_rate, groups=run.checked["groups"], differing=run.differing,
-        changed_entries=run.learner.changed_entries, metric=run.heldout_metric,
+        changed_entries=run.learner.facts.changed_entries, metric=run.heldout_metric,
         change=compare(run.scores_at_start, run.scores), measured=bool(run.last_eval),
         channels=tuple(key for key in ("alpha_sdpo", "beta_replay") if getattr(run.config, key) > 0),
     )  # fmt: skip
@@ -197,11 +197,11 @@ def write_verdict(ctx: RunContext, run: Run, judgement: RunJudgement, code: int 
     tick("writing the verdict")
     sinks.close()  # their last rows first, so that the verdict can say what became of them
     failpoint("session.before_verdict")
-    seconds = run.seconds
+    seconds = run.clock.seconds
     keeper.folder.write_verdict(judgement.status, judgement.reasons, {
         "planned_steps": run.config.max_steps,
         "executed_steps": run.step,
-        "version": run.learner.version,
+        "version": run.learner.facts.version,
         "target": None if run.config.target_metric is None else [run.config.target_metric, run.config.target_value],
         "shown_target": None if shown_target is None else list(shown_target),
         "evidence": evidence_facts(run),
@@ -215,7 +215,7 @@ def write_verdict(ctx: RunContext, run: Run, judgement: RunJudgement, code: int 
         "exit_code": code,
         "sinks": sinks.facts(),
         "metrics": run.last_metrics | run.last_eval,
-        "invariants_checked": run.checked | {"trained_tokens": run.learner.checked_tokens},
+        "invariants_checked": run.checked | {"trained_tokens": run.learner.facts.checked_tokens},
         "seconds": seconds,
     })  # fmt: skip
     failpoint("session.after_verdict")

@@ -30,7 +30,6 @@ from surefoot.tracking.log import read_metrics
 
 if TYPE_CHECKING:
     from surefoot.loop import Run
-    from surefoot.run.build import Parts
 
 
 # -- A run that is made longer, or shorter: `surefoot train --resume RUN max_steps=N` -------------
@@ -152,19 +151,18 @@ SAME = ("torch", "machine", "threads", "device_name")
 """Facts of a machine on which the last bits of a result depend."""
 
 
-def go_on(run: Run, parts: Parts, keeper: RunStore, view: View, extension: Extension | None = None) -> None:
+def go_on(run: Run, keeper: RunStore, view: View, extension: Extension | None = None) -> None:
     """Bring learner, loop, ledger and metrics to the newest good checkpoint, or to step 0 when there is none."""
-    from surefoot.loop import logging_due
-    from surefoot.loop_state import restore_run
+    from surefoot.loop_state import logging_due, restore_run
 
     found = newest_good(keeper.folder.root)
     failpoint("resume.found")
     if found.path is not None:
-        restore_run(run, parts.checkpoints.load(found.path), keeper.journal.id)
+        restore_run(run, run.learner.load(found.path), keeper.journal.id)
     keeper.require(run.step, passes=run.config.num_iterations)
     run.ends = former_ends(keeper, extension)
     if extension is not None:
-        write_extension(keeper, extension, run.learner.version)
+        write_extension(keeper, extension, run.learner.facts.version)
     _set_damaged_aside(keeper.folder, found, run.step, view)
     logged = [step for step in range(1, run.step + 1) if logging_due(run.config, step, run.ends)]
     repeated = keeper.rewind(run.step, evaluated=run.last_eval_step, passes=run.config.num_iterations, logged=logged)
@@ -174,7 +172,7 @@ def go_on(run: Run, parts: Parts, keeper: RunStore, view: View, extension: Exten
         again += f"; {graded} graded group{'s' * (graded > 1)} of an unfinished batch came back, not played again"
     rows = read_metrics(keeper.folder.metrics) if keeper.folder.metrics.exists() else []
     if extension is not None:
-        again += f"; {extension.told(run.step, run.learner.version)}"
+        again += f"; {extension.told(run.step, run.learner.facts.version)}"
     view.resumed(f"resumed after step {run.step} of {run.config.max_steps}{again}", rows)
 
 

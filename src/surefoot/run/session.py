@@ -324,7 +324,7 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
         _warn_of_guard(config, ctx.inputs, view)
     if config.preflight_tasks and not (resumed and keeper.batches.steps_or_groups):
         with stop.part("preflight"):
-            parts.runtime.publish(parts.learner.weights(), 0)
+            parts.runtime.publish(*parts.learner.published())
             mixture = _mixture(parts, config)
             probe = mixture.first(config.preflight_tasks) if mixture.tasks else _first_tasks(parts, config)
             _warn_of_many(mixture, view)
@@ -332,9 +332,9 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
     run = _make_run(ctx, parts, tighter)
     if resumed:
         with stop.phase("going back to a checkpoint"):
-            go_on(run, parts, keeper, view, extension)
+            go_on(run, keeper, view, extension)
         ctx.later.enter_context(ctx.lookout)
-        ctx.lookout.resumed(run.step, run.seconds_before)
+        ctx.lookout.resumed(run.step, run.clock.seconds_before)
     return run
 
 
@@ -406,7 +406,7 @@ def _plan_guard(ctx: RunContext) -> tuple[dict[str, float], list[str]]:
 
 
 def _make_run(ctx: RunContext, parts: Parts, tighter: dict[str, float] | None = None) -> Run:
-    from surefoot.loop import Run
+    from surefoot.loop_state import Run, StepClock
     from surefoot.runtime.async_queue import AsyncTaskQueue
 
     config, keeper = ctx.config, ctx.keeper
@@ -416,13 +416,13 @@ def _make_run(ctx: RunContext, parts: Parts, tighter: dict[str, float] | None = 
         config=config, runtime=parts.runtime, learner=parts.learner, codec=parts.codec, queue=queue,
         heldout=parts.heldout, hooks=make_hooks(ctx), eval_sets=parts.eval_sets,
         guard=make_guard(config, ctx.inputs.answered, ctx.inputs.heldout_metric, tighter),
-        heldout_metric=ctx.inputs.heldout_metric, successes=successes, began=ctx.began,
+        heldout_metric=ctx.inputs.heldout_metric, successes=successes, clock=StepClock(began=ctx.began),
         datasets=_mixture(parts, config).words,
     )  # fmt: skip
-    run.hooks.gauges = queue.metrics
+    run.hooks.extra_metrics = queue.metrics
     if isinstance(queue, AsyncTaskQueue):
         run.hooks.published = queue.advance
-    keep_checkpoints(run, parts, keeper)
+    keep_checkpoints(run, keeper)
     judge_first_value(run)
     return run
 

@@ -44,7 +44,6 @@ from surefoot.tracking.log import MetricsLog, kind_of, metrics_until
 
 if TYPE_CHECKING:
     from surefoot.loop import Hooks, Run
-    from surefoot.run.build import Parts
     from surefoot.run.session import RunContext
 
 
@@ -215,16 +214,16 @@ def make_hooks(ctx: RunContext) -> Hooks:
 
     return Hooks(
         log=log, evaluated=evaluated, warn=view.warn, save=lambda step: None, stop=lambda: ctx.stop.asked,
-        phase=lookout.phase(ctx.stop.part), finished=lookout.finished,
-        keep_groups=lambda step, groups: write_lines(folder.rollouts(step), _lines(groups)),
-        keep_answers=lambda step, results: write_lines(folder.answers(step), answer_lines(results)),
-        refused=lambda step, samples, suspects: write_lines(
+        phase=lookout.phase(ctx.stop.part), step_finished=lookout.finished,
+        save_rollouts=lambda step, groups: write_lines(folder.rollouts(step), _lines(groups)),
+        save_answers=lambda step, results: write_lines(folder.answers(step), answer_lines(results)),
+        step_refused=lambda step, samples, suspects: write_lines(
             folder.logs / f"refused_step_{step}.jsonl", _dump(samples, suspects)
         ),
     )  # fmt: skip
 
 
-def keep_checkpoints(run: Run, parts: Parts, keeper: RunStore) -> None:
+def keep_checkpoints(run: Run, keeper: RunStore) -> None:
     """From here on the run saves: weights, optimiser and its own state, durably; then prunes."""
     from surefoot.loop_state import run_state
 
@@ -240,13 +239,13 @@ def keep_checkpoints(run: Run, parts: Parts, keeper: RunStore) -> None:
         with run.hooks.phase("save"):
             state = run_state(run, keeper.journal.id)
             keeper.sync_metrics()  # a power cut must not take numbers that a resume would not write again
-            parts.checkpoints.save(target, step=step, extra=state)
+            run.learner.save(target, step=step, extra=state)
             failpoint("session.after_save")
             keeper.batches.roll(step)
             keeper.prune(config.save_steps, None if run.best is None else run.best[0], run.hooks.warn)
 
     run.hooks.save = save
-    run.hooks.due = lambda: config.save_minutes > 0 and time.monotonic() - saved >= 60 * config.save_minutes
+    run.hooks.save_is_due = lambda: config.save_minutes > 0 and time.monotonic() - saved >= 60 * config.save_minutes
 
 
 def _lines(groups: Sequence[Group]) -> Iterator[str]:

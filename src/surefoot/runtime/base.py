@@ -208,14 +208,14 @@ class BaseRuntime:
         self.canary: WeightProbe | None = None
 
     @property
-    def landmarks(self) -> list[list[float]] | None:
-        """What the learner thought of the canary's fixed tokens at the last publish; None when nobody asked."""
-        return None if self.canary is None else self.canary.landmarks
+    def probe_baseline(self) -> list[list[float]] | None:
+        """The learner's log-probabilities of the fixed probe tokens at the last publish; None without a probe."""
+        return None if self.canary is None else self.canary.probe_baseline
 
-    @landmarks.setter
-    def landmarks(self, found: list[list[float]] | None) -> None:
+    @probe_baseline.setter
+    def probe_baseline(self, found: list[list[float]] | None) -> None:
         if self.canary is not None:
-            self.canary.landmarks = found
+            self.canary.restore_baseline(found)
 
     def collect(
         self, tasks: Sequence[Task], step: int, first: int = 0, *, played: Mapping[int, Group] = MappingProxyType({}),

@@ -114,8 +114,9 @@ class WeightProbe:
         self.probes, self.tolerance, self.temperature = tuple(probes), tolerance, probes[0].temperature
         # Tokens that never change: the end of a prompt, given its beginning. How far they move is the canary's power.
         self.fixed: list[Scored] = [_halved(probes[0].prompt_ids)] if len(probes[0].prompt_ids) > 1 else []
-        self.landmarks: list[list[float]] | None = None
-        """The learner's log-probabilities of them at the last publish; a resumed run may be told older ones."""
+        self.probe_baseline: list[list[float]] | None = None
+        """The learner's log-probabilities of them at the last publish; the next one reports how far they moved."""
+        self._restored: list[list[float]] | None = None
         self._known: dict[int, list[Completion]] = {}
         self.proven: dict[Scored, tuple[float, ...]] = {}
         """What the learner of the published version thinks of the answers to it."""
@@ -191,7 +192,7 @@ class WeightProbe:
     def accept(self, answers: Answers, version: int, scored: Mapping[Scored, tuple[float, ...]]) -> dict[str, float]:
         """Every engine passed: remember how this version answers; how far the learner moved since the last one."""
         now = [list(scored[text]) for text in self.fixed]
-        before, self.landmarks = self.landmarks, now
+        before, self.probe_baseline, self._restored = self.probe_baseline, self._restored or now, None
         self.proven = dict(scored)
         self._known[version] = list(next(iter(answers.values())))
         for old in list(self._known)[1:-_REMEMBERED]:  # the first stays: restarts begin there
@@ -200,6 +201,10 @@ class WeightProbe:
             return {}
         pairs = zip(chain.from_iterable(now), chain.from_iterable(before), strict=True)
         return {"sync/probe_move": max(abs(new - old) for new, old in pairs)}
+
+    def restore_baseline(self, found: list[list[float]] | None) -> None:
+        """Go on from the baseline of a checkpoint: the next publish only brings the engines back, and leaves it."""
+        self._restored = found
 
     def seems(self, completions: Sequence[Completion]) -> str:
         """Whose answers these are, if they were ever heard."""

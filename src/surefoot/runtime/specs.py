@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from surefoot.guards.reward_values import RewardFunction
     from surefoot.learner.grpo import GRPOLearner, LearnerSettings
     from surefoot.learner.model import Policy
-    from surefoot.learner.updates import ParameterUpdates
     from surefoot.rewards.pool import RewardPool
     from surefoot.rewards.rules import GradingRules, Judges
     from surefoot.rewards.single_turn import SingleTurnEnvironment
@@ -266,26 +265,10 @@ class LearnerSpec:
 
         policy = load_policy(self.model, base=self.base, device=self.device, dtype=self.dtype)
         channels = None if self.channels is None else self.channels(policy)
-        return policy, GRPOLearner(policy.model, self.settings(policy), channels, policy.masters)
+        return policy, GRPOLearner(policy.model, self.settings(policy), channels, policy.masters, policy.tokenizer)
 
 
-# -- What crosses between driver, learner and engines: facts about the learner, and weights by name or by value
-
-
-@dataclass(frozen=True)
-class LearnerFacts:
-    """What the loop asks of a learner between two steps."""
-
-    version: int
-    census: ParameterUpdates | None
-    checked_tokens: int
-    splits: int
-    changed_entries: int
-
-    @classmethod
-    def of(cls, learner: GRPOLearner) -> LearnerFacts:
-        """As they are now."""
-        return cls(learner.version, learner.census, learner.checked_tokens, learner.splits, learner.changed_entries)
+# -- What crosses between driver, learner and engines: facts about the policy, and weights by name or by value
 
 
 @dataclass(frozen=True)

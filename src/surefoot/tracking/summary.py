@@ -9,6 +9,16 @@ from collections.abc import Mapping, Sequence
 from surefoot.records import LENGTH, REPETITION, REPETITION_COST, STOP, Group, Rollout
 
 
+def batch_metrics(groups: Sequence[Group], words: Mapping[str, str], *, loops: bool) -> dict[str, float]:
+    """Everything that is logged of one step's groups, as a whole and by data set.
+
+    Args:
+        words: data set -> its word in metrics; empty when all tasks belong to one.
+        loops: whether this run looks for rollouts that repeat themselves.
+    """
+    return group_metrics(groups) | dataset_metrics(groups, words) | (looping_share(groups) if loops else {})
+
+
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Metrics of everything that was collected, before anything is filtered."""
     rollouts = [r for g in groups for r in g.rollouts if r.turns]

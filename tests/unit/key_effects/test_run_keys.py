@@ -13,7 +13,7 @@ import pytest
 
 from surefoot.errors import ConfigError, NumericsError, PartialGroupError, RewardError
 from surefoot.loop import Run, learn, prepare
-from surefoot.protocols import StepReport
+from surefoot.protocols import LearnerFacts, StepReport
 
 Ran = Callable[..., Any]
 
@@ -153,7 +153,7 @@ def run_of(configure: Any, learner: Any = None, **keys: Any) -> Run:
     """A run that can prepare and learn, and nothing else."""
     nobody: Any = None
     codec: Any = SimpleNamespace(vocab_size=61, stop_ids=frozenset({2}))
-    hooks: Any = SimpleNamespace(refused=lambda step, samples, suspects: None, phase=lambda name: nullcontext())
+    hooks: Any = SimpleNamespace(step_refused=lambda step, samples, suspects: None, phase=lambda name: nullcontext())
     config = configure(**keys).config
     return Run(
         config=config, runtime=nobody, learner=learner, codec=codec, queue=nobody, heldout=(), hooks=hooks
@@ -188,7 +188,7 @@ def test_a_group_that_lost_a_sibling_is_treated_as_asked(configure: Any, make_gr
 @pytest.mark.config_key("max_nonfinite_steps")
 @pytest.mark.parametrize("allowed", [1, 4])
 def test_so_many_refused_steps_in_a_row_end_the_run(allowed: int, configure: Any) -> None:
-    learner = SimpleNamespace(learn=lambda samples, iteration: StepReport({}, 0, applied=False), census=None, version=0)
+    learner = SimpleNamespace(learn=lambda samples, iteration: StepReport({}, 0, applied=False), facts=LearnerFacts())
     run = run_of(configure, learner, max_nonfinite_steps=allowed)
     for _ in range(allowed - 1):
         assert learn(run, [], 0)["steps_refused"] == 1.0

@@ -274,13 +274,17 @@ def test_the_census_says_which_tensors_moved(make_net: Any, sampled_groups: Samp
     learner.net.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
     total = len(list(net.parameters()))
     learner.learn(sampled_groups(net, REWARDS))
-    assert learner.census is not None
-    assert (learner.census.total, learner.census.with_gradient, learner.census.moved) == (total, total, total)
+    assert learner.parameter_updates is not None
+    assert (
+        learner.parameter_updates.total,
+        learner.parameter_updates.with_gradient,
+        learner.parameter_updates.moved,
+    ) == (total, total, total)
     still = make(net, learning_rate=0.0)
     still.learn(sampled_groups(net, REWARDS))
-    assert still.census is not None
-    assert (still.census.with_gradient, still.census.moved) == (total, 0)
-    assert len(still.census.still) == total
+    assert still.parameter_updates is not None
+    assert (still.parameter_updates.with_gradient, still.parameter_updates.moved) == (total, 0)
+    assert len(still.parameter_updates.still) == total
 
 
 @pytest.mark.config_key("learning_rate")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,23 +20,25 @@ JOURNAL = "f" * 32
 
 def a_run() -> Run:
     nobody: Any = None
+    runtime: Any = SimpleNamespace(probe_baseline=None)
     return Run(
-        config=Config(model="m", tasks="t"), runtime=nobody, learner=nobody, codec=nobody, queue=nobody, heldout=(),
-        hooks=nobody, guard=HeldOutGuard(min_steps=3, ema_alpha=0.5),
+        config=Config(model="m", tasks="t", num_iterations=2), runtime=runtime, learner=nobody, codec=nobody,
+        queue=nobody, heldout=(), hooks=nobody, guard=HeldOutGuard(min_steps=3, ema_alpha=0.5),
     )  # fmt: skip
 
 
 def a_used_run() -> Run:
     run = a_run()
-    run.step, run.last_eval_step, run.refused_in_a_row, run.census_logged = 7, 6, 1, True
+    run.step, run.last_eval_step, run.refused_in_a_row, run.updates_logged = 7, 6, 1, True
     run.last_eval, run.last_metrics, run.lost = {"eval_accuracy": 0.1 + 0.2}, {"loss": 1e-300}, {"failures/died": 2.0}
     run.checked = {"groups": 14, "samples": 55, "advantages": 55}
-    run.best, run.at_start, run.eval_seconds, run.seconds_before = (4, 0.25), 0.125, 1.5, 20.0
-    run.landmarks = [[-0.1, -1e-300]]
+    run.best, run.at_start = (4, 0.25), 0.125
+    run.clock.eval_seconds, run.clock.seconds_before = 1.5, 20.0
+    run.runtime.probe_baseline = [[-0.1, -1e-300]]
     run.scores_at_start, run.scores, run.differing = [0.0, None, 0.1 + 0.2], [1.0, 0.5, None], 11
     run.tool_alarms = ToolAlarms(idle=1, failing=2, asked=3, calls=9, failed=5, said=["idle"])
-    run.between.step({"reward": 0.5})
-    run.between.waiting = {"eval_accuracy": 0.5, "eval_n": 8.0}
+    run.guard_inputs.step({"reward": 0.5})
+    run.guard_inputs.waiting = {"eval_accuracy": 0.5, "eval_n": 8.0}
     run.diversity._last = {"t1": "0123456789abcdef"}
     assert run.guard is not None
     for step in range(3):
@@ -58,6 +61,24 @@ def test_a_run_comes_back_as_it_was() -> None:
     assert again.guard is not None
     assert run.guard is not None
     assert again.guard.state_dict() == run.guard.state_dict()
+
+
+def test_the_probe_baseline_comes_back_between_two_passes_and_only_there() -> None:
+    """At a batch's end the resumed run publishes as the other one did; inside it, no publish is due."""
+    run, inside, border = a_used_run(), a_run(), a_run()
+    state = run_state(run, JOURNAL)
+    assert state["landmarks"] == [[-0.1, -1e-300]]
+    restore_run(inside, state, JOURNAL)
+    restore_run(border, state | {"step": 8}, JOURNAL)
+    assert (inside.runtime.probe_baseline, border.runtime.probe_baseline) == ([[-0.1, -1e-300]], None)
+
+
+def test_the_keys_on_disk_are_those_of_every_checkpoint_so_far() -> None:
+    assert sorted(run_state(a_used_run(), JOURNAL)) == sorted(
+        "step last_eval last_eval_step last_metrics checked refused_in_a_row census_logged lost landmarks at_start "
+        "eval_seconds refused_steps scores_at_start scores differing diversity guard between best seconds_before "
+        "tool_alarms journal".split()
+    )
 
 
 def test_a_guard_whose_settings_were_derived_goes_on_with_those_it_began_with() -> None:
@@ -103,4 +124,4 @@ def test_a_state_of_another_form_is_refused_and_the_run_is_as_before(spoil: Any,
     run = a_run()
     with pytest.raises(StateError, match=said):
         restore_run(run, state, JOURNAL)
-    assert (run.step, run.best, run.between.rewards) == (0, None, [])
+    assert (run.step, run.best, run.guard_inputs.rewards) == (0, None, [])

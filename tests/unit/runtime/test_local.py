@@ -133,6 +133,23 @@ def test_with_the_learners_opinion_every_version_is_proven_and_the_proof_is_time
     assert local.publish(model.weights, 1)["sync/probe_move"] == pytest.approx(0.5)
 
 
+def test_a_restored_baseline_is_what_the_publish_after_the_next_is_measured_from() -> None:
+    """A resume between two passes: its first publish only brings the engine back, and the weights moved before it."""
+    model = Model()
+    whole = model.runtime()
+    whole.publish(model.weights, 0)
+    saved = whole.probe_baseline
+    model.weights["w"] += 0.5  # the first pass over the batch; here the run is interrupted
+    resumed = model.runtime()
+    resumed.probe_baseline = saved
+    assert "sync/probe_move" not in resumed.publish(model.weights, 1)
+    assert resumed.probe_baseline == saved
+    model.weights["w"] += 0.25
+    moved = [local.publish(model.weights, 2)["sync/probe_move"] for local in (whole, resumed)]
+    assert moved == [pytest.approx(0.75)] * 2
+    assert resumed.probe_baseline == whole.probe_baseline != saved
+
+
 def test_an_engine_that_speaks_with_other_weights_is_refused_before_it_is_asked_for_a_rollout() -> None:
     model = Model()
     local = model.runtime(copy_weights=True)

@@ -22,13 +22,12 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from surefoot.errors import EngineError, InvariantError
-from surefoot.protocols import Completion, Request, Scored, ServingEngine, StepReport
+from surefoot.protocols import Completion, LearnerFacts, Request, Scored, ServingEngine, StepReport
 from surefoot.records import TrainSample
 from surefoot.runtime.replicas import EngineGoneError, RolloutReport
 from surefoot.runtime.requests import RolloutRequest
 from surefoot.runtime.specs import (
     EngineSpec,
-    LearnerFacts,
     LearnerSpec,
     PolicyFacts,
     ProcessSpec,
@@ -38,7 +37,6 @@ from surefoot.runtime.specs import (
 from surefoot.system import heartbeat
 
 if TYPE_CHECKING:
-    from surefoot.learner.checkpoint import LoadedCheckpoint
     from surefoot.learner.grpo import GRPOLearner
     from surefoot.learner.model import Policy
 
@@ -282,11 +280,11 @@ class LearnerActor(ReplicaActor):
 
     async def facts(self) -> LearnerFacts:
         """What the loop asks the learner between two steps."""
-        return await self._do(lambda: LearnerFacts.of(self.learner))
+        return await self._do(lambda: self.learner.facts)
 
     async def learn(self, samples: Sequence[TrainSample], iteration: int) -> tuple[StepReport, LearnerFacts]:
         """One optimiser step."""
-        return await self._do(lambda: (self.learner.learn(samples, iteration=iteration), LearnerFacts.of(self.learner)))
+        return await self._do(lambda: (self.learner.learn(samples, iteration=iteration), self.learner.facts))
 
     async def score(self, texts: Sequence[Scored], temperature: float) -> list[tuple[float, ...]]:
         """Log-probabilities under the current weights."""
@@ -315,19 +313,16 @@ class LearnerActor(ReplicaActor):
 
     async def save(self, folder: Path, step: int, extra: Mapping[str, Any]) -> LearnerFacts:
         """A whole checkpoint, on the disk that this process and the driver share."""
-        from surefoot.learner.checkpoint import save_training_checkpoint
 
         def save() -> LearnerFacts:
-            save_training_checkpoint(self.learner, self.policy.tokenizer, folder, step=step, extra=extra)
-            return LearnerFacts.of(self.learner)
+            self.learner.save(folder, step=step, extra=extra)
+            return self.learner.facts
 
         return await self._do(save)
 
-    async def load(self, folder: Path) -> tuple[LoadedCheckpoint, LearnerFacts]:
+    async def load(self, folder: Path) -> tuple[Mapping[str, Any], LearnerFacts]:
         """Go back to a checkpoint."""
-        from surefoot.learner.checkpoint import load_training_checkpoint
-
-        return await self._do(lambda: (load_training_checkpoint(self.learner, folder), LearnerFacts.of(self.learner)))
+        return await self._do(lambda: (self.learner.load(folder), self.learner.facts))
 
     async def inspect(self, look: Callable[[Any, Any], T]) -> T:
         """What `look(policy, learner)` returns, here where they are."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from surefoot.config import RuntimeConfig
 from surefoot.errors import LearnerLostError, LearnerStartError, SurefootError
-from surefoot.protocols import Environment, Scored, StepReport
+from surefoot.protocols import Environment, LearnerFacts, Scored, StepReport
 from surefoot.records import TrainSample
 from surefoot.runtime.base import BaseRuntime
 from surefoot.runtime.ray.cluster import Cluster, room_for
@@ -29,15 +29,13 @@ from surefoot.runtime.replica_pool import PoolBatchRunner, ReplicaPool
 from surefoot.runtime.replicas import EngineProcess, ReplicaLimits, ReplicaLostError, ReplicaTransport
 from surefoot.runtime.requests import Sampling
 from surefoot.runtime.shared_weights import sweep_segments
-from surefoot.runtime.specs import EngineSpec, LearnerFacts, LearnerSpec, PolicyFacts, ProcessSpec, WorkerSpec
+from surefoot.runtime.specs import EngineSpec, LearnerSpec, PolicyFacts, ProcessSpec, WorkerSpec
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.runtime.weights import Publisher
 from surefoot.system.environment import withheld
 from surefoot.system.heartbeat import tick
 
 if TYPE_CHECKING:
-    from surefoot.learner.checkpoint import LoadedCheckpoint
-    from surefoot.learner.updates import ParameterUpdates
     from surefoot.runtime.ray.transport import RayReplica
 
 
@@ -62,11 +60,11 @@ class RemoteWeights:
 
 
 class RemoteLearner:
-    """`protocols.Learner`, and what a run asks of `GRPOLearner` beside it."""
+    """`protocols.Learner`, whose work is done in another process."""
 
     def __init__(self, member: RayReplica, thread: EventLoopThread, limits: ReplicaLimits) -> None:
         self.member, self.thread, self.limits = member, thread, limits
-        self._facts = LearnerFacts(0, None, 0, 0, 0)
+        self._facts = LearnerFacts()
         self._progress: object = None
         self._open_calls = 0
         self.policy: PolicyFacts
@@ -105,33 +103,18 @@ class RemoteLearner:
         return self._facts.version
 
     @property
-    def census(self) -> ParameterUpdates | None:
-        """Which parameters moved in the first step."""
-        return self._facts.census
-
-    @property
-    def checked_tokens(self) -> int:
-        """Tokens whose masks were checked."""
-        return self._facts.checked_tokens
-
-    @property
-    def splits(self) -> int:
-        """How often microbatches were halved because memory ran out."""
-        return self._facts.splits
-
-    @property
-    def changed_entries(self) -> int:
-        """Parameter entries that optimiser steps changed, summed over the steps of the run."""
-        return self._facts.changed_entries
+    def facts(self) -> LearnerFacts:
+        """As they came with the last answer."""
+        return self._facts
 
     def learn(self, samples: Sequence[TrainSample], *, iteration: int = 0) -> StepReport:
         """One optimiser step on these samples."""
         report, self._facts = self._wait(self.call("learn", list(samples), iteration))
         return report  # type: ignore[no-any-return]
 
-    def weights(self) -> Any:
-        """A name for the current weights; `RayRuntime.publish` has them moved."""
-        return RemoteWeights(self, self.version)
+    def published(self) -> tuple[Any, int]:
+        """A name for the current weights, and their version; `RayRuntime.publish` has them moved."""
+        return RemoteWeights(self, self.version), self.version
 
     def score(self, texts: Sequence[Scored], *, temperature: float) -> list[tuple[float, ...]]:
         """Log-probabilities of given completions under the current weights."""
@@ -148,15 +131,14 @@ class RemoteLearner:
 
     # -- checkpoints --------------------------------------------------------------------
 
-    def save_checkpoint(self, folder: Path, *, step: int, extra: Mapping[str, Any] | None = None) -> Path:
-        """`save_training_checkpoint`, in the learner's process, into a folder that both can see."""
-        self._facts = self._wait(self.call("save", folder.absolute(), step, dict(extra or {})))
-        return folder
+    def save(self, folder: Path, *, step: int, extra: Mapping[str, Any]) -> None:
+        """A checkpoint, written in the learner's process into a folder that both can see."""
+        self._facts = self._wait(self.call("save", folder.absolute(), step, dict(extra)))
 
-    def load_checkpoint(self, folder: Path) -> LoadedCheckpoint:
-        """`load_training_checkpoint`, in the learner's process."""
-        loaded, self._facts = self._wait(self.call("load", folder.absolute()))
-        return loaded  # type: ignore[no-any-return]
+    def load(self, folder: Path) -> Mapping[str, Any]:
+        """Go back to a checkpoint, in the learner's process; returns what was given as `extra`."""
+        extra, self._facts = self._wait(self.call("load", folder.absolute()))
+        return extra  # type: ignore[no-any-return]
 
     def inspect(self, look: Callable[[Any, Any], T]) -> T:
         """What `look(policy, learner)` returns there; a function that can be pickled."""
