@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -19,7 +19,7 @@ from surefoot.learner.chat import ChatCodec
 from surefoot.learner.checkpoint import load_training_checkpoint, save_training_checkpoint, weights_of
 from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.model import Policy
-from surefoot.protocols import Engine, Runtime, ServingEngine, Toolkit, ToolSpec
+from surefoot.protocols import Runtime, ServingEngine, Toolkit, ToolSpec
 from surefoot.records import Task
 from surefoot.rewards.components import weighs_environment_reward
 from surefoot.rewards.pool import RewardPool
@@ -122,8 +122,8 @@ def engine_spec(config: Config, policy: Policy, width: int) -> EngineSpec:
     return EmbeddedEngineSpec(policy.spec, engine_rows(config), width, parameter.device.type, config.dtype)
 
 
-def make_engine(config: Config, policy: Policy, width: int, *, answer_only: bool = False) -> Engine:
-    """The engine of a run in one process; one that many ask at once when sampling overlaps learning."""
+def make_engine(config: Config, policy: Policy, width: int, *, answer_only: bool = False) -> ServingEngine:
+    """The engine of a run in one process."""
     if config.engine.kind != "embedded":
         recipe = engine_spec(config, policy, width)
         return (replace(recipe, answer_only=answer_only) if isinstance(recipe, ServerEngineSpec) else recipe).build()
@@ -131,8 +131,8 @@ def make_engine(config: Config, policy: Policy, width: int, *, answer_only: bool
     engine = EmbeddedEngine(
         policy.spec, rows=engine_rows(config), max_width=width, device=str(parameter.device), dtype=parameter.dtype
     )
-    # The learner's own tensors change while others sample from them: the loop serves a copy.
-    return EngineLoop(engine, copy_weights=True) if config.max_staleness > 0 else engine
+    # Where the learner's own tensors change while others sample from them, the loop serves a copy.
+    return EngineLoop(engine, copy_weights=config.max_staleness > 0)
 
 
 # -- Checkpoints of a run, written and read where its learner lives -------------------------------
@@ -174,11 +174,10 @@ class AsyncSampling:
     thread: EventLoopThread
 
 
-def sample_ahead_here(config: Config, engine: Engine, collector: RolloutCollector) -> AsyncSampling:
+def sample_ahead_here(config: Config, engine: ServingEngine, collector: RolloutCollector) -> AsyncSampling:
     """A crew in this process."""
-    assert hasattr(engine, "submit"), "make_engine gives one that many may ask"
     capacity = max(2, 2 * engine_rows(config) // config.num_generations)
-    crew = LocalRolloutRunner(cast(ServingEngine, engine), collector, capacity=capacity)
+    crew = LocalRolloutRunner(engine, collector, capacity=capacity)
     return AsyncSampling(crew, EventLoopThread("surefoot-stream"))
 
 
@@ -251,7 +250,8 @@ def build(
         token_count=ready.codec.token_count, tool_threads=config.tools.concurrency,
     )  # fmt: skip
     runtime = LocalRuntime(
-        collector, train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
+        engine, collector, train=ready.sampling, evaluation=ready.eval_sampling,
+        max_failures=config.max_reward_failures,
         probe_prompts=[ready.prompts[task.id] for task in ready.train[:64]] if inputs_are_large(ready) else None,
         score=learner.score, tolerance=probe_tolerance(config), probe_width=ready.engine_width,
     )  # fmt: skip

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from surefoot.errors import EngineError
-from surefoot.protocols import Completion, Request, ServingEngine, Weights
+from surefoot.protocols import Engine, ServingEngine, Weights
 from surefoot.runtime.base import BaseRuntime
 from surefoot.runtime.probes import Score, WeightProbe, make_probes
-from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
+from surefoot.runtime.requests import CancellableEngine, RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.rollout import RolloutCollector
 from surefoot.system.heartbeat import tick
 from surefoot.tracking.timeline import span
@@ -35,6 +34,7 @@ class LocalRuntime(BaseRuntime):
     """`protocols.Runtime` without a process boundary.
 
     Args:
+        engine: the one that the collector asks.
         score: the learner's, for the canary; without it the engine's word is all there is.
         tolerance: how far the two may be apart on one token.
         copy_weights: hand the engine copies: for rollouts that go on while the learner changes its own.
@@ -43,12 +43,12 @@ class LocalRuntime(BaseRuntime):
     """
 
     def __init__(
-        self, collector: RolloutCollector, *, train: Sampling, evaluation: Sampling, max_failures: float,
-        score: Score | None = None, tolerance: float = TOLERANCE, copy_weights: bool = False,
+        self, engine: Engine, collector: RolloutCollector, *, train: Sampling, evaluation: Sampling,
+        max_failures: float, score: Score | None = None, tolerance: float = TOLERANCE, copy_weights: bool = False,
         probe_width: int | None = None, probe_prompts: Sequence[Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(collector, train=train, evaluation=evaluation, max_failures=max_failures)
-        self.collector, self.score, self.copy_weights = collector, score, copy_weights
+        self.engine, self.collector, self.score, self.copy_weights = engine, collector, score, copy_weights
         if score is not None:
             material = collector.prompts.values() if probe_prompts is None else probe_prompts
             probes = make_probes(
@@ -61,7 +61,7 @@ class LocalRuntime(BaseRuntime):
 
     def publish(self, weights: Weights, version: int) -> Mapping[str, float]:
         """Hand the engine these weights and have it prove that it speaks with them."""
-        engine = self.collector.engine
+        engine = self.engine
         started = time.perf_counter()
         with span("load", track="sync"):
             engine.load_weights(self._copied(weights) if self.copy_weights else weights, version)
@@ -95,7 +95,7 @@ class LocalRuntime(BaseRuntime):
 
     def close(self) -> None:
         """Stop engine and reward workers."""
-        self.collector.engine.close()
+        self.engine.close()
         self.collector.environment.close()
 
 
@@ -126,7 +126,7 @@ class LocalRolloutRunner:
 
     async def play(self, order: RolloutRequest) -> RolloutResult:
         """Play one group and grade it; cancelled, it is taken out of the engine."""
-        caller = _CancellableEngine(self.engine)
+        caller = CancellableEngine(self.engine.submit)
         collector = copy.copy(self.collector)
         collector.engine = caller
         try:
@@ -139,36 +139,3 @@ class LocalRolloutRunner:
     def close(self) -> None:
         """End the threads; a grader that is at work is waited for."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-class _CancellableEngine:
-    """One play's own way to the shared engine, which can be cut."""
-
-    def __init__(self, engine: ServingEngine) -> None:
-        self.engine = engine
-        self._lock = threading.Lock()
-        self._asked: Future[list[Completion]] | None = None
-        self._cancelled = False
-
-    @property
-    def version(self) -> int:
-        return self.engine.version
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        with self._lock:
-            if self._cancelled:
-                raise EngineError("the play was cancelled", "nobody waits for it any more", "ask again")
-            self._asked = self.engine.submit(requests)
-        return self._asked.result()
-
-    def cancel(self) -> None:
-        with self._lock:
-            self._cancelled = True
-            if self._asked is not None:
-                self._asked.cancel()
-
-    def load_weights(self, weights: Weights, version: int) -> None:
-        raise EngineError("a play brought weights", "weights are published, not played", "use the engine itself")
-
-    def close(self) -> None:
-        raise EngineError("a play closed the engine", "others are in it", "close the engine itself")

@@ -8,10 +8,14 @@ Promises   an order that is played twice, by anybody, with the same weights, giv
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from surefoot.protocols import Request
+from surefoot.errors import EngineError
+from surefoot.protocols import Completion, Request
 from surefoot.records import Group, Task
 
 # -- One seed for the run, one private stream per rollout: a pure function of names ---------------
@@ -109,3 +113,56 @@ class RolloutRunner(Protocol):
         May be cancelled at any moment, and then holds nothing. What cannot be mended by asking again is raised as a
         typed error; a lost engine or worker is mended inside, by asking another.
         """
+
+
+# -- Who is asked for completions: an engine, or one rollout runner's own way to a shared one -----
+
+
+class CompletionSource(Protocol):
+    """As much of an engine as rollouts use."""
+
+    def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        """Ask from any thread; the answers come in the requests' order. Cancelling the future withdraws them."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Ask, and wait."""
+
+
+class CancellableEngine:
+    """The requests of one group to an engine that others use too: all of them can be withdrawn at once.
+
+    Args:
+        submit: asks the engine, here or in another process; a future that is cancelled frees its rows.
+    """
+
+    def __init__(self, submit: Callable[[Sequence[Request]], Future[list[Completion]]]) -> None:
+        self._submit = submit
+        self._lock = threading.Lock()
+        self._asked: set[Future[list[Completion]]] = set()
+        self._cancelled = False
+
+    def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        """Ask; refused once it was cancelled."""
+        with self._lock:
+            if self._cancelled:
+                raise EngineError("the rollouts were cancelled", "nobody waits for them any more", "ask again")
+            asked = self._submit(requests)
+            self._asked.add(asked)
+        asked.add_done_callback(self._forget)
+        return asked
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Ask, and wait."""
+        return self.submit(requests).result()
+
+    def cancel(self) -> None:
+        """Withdraw everything that was asked and is not answered; ask nothing more."""
+        with self._lock:
+            self._cancelled = True
+            asked = list(self._asked)
+        for future in asked:
+            future.cancel()
+
+    def _forget(self, asked: Future[list[Completion]]) -> None:
+        with self._lock:
+            self._asked.discard(asked)

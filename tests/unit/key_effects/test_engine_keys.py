@@ -53,7 +53,8 @@ def server() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.config_key("engine.kind")
 def test_the_kind_decides_which_engine_is_built(configure: Any, policy: Policy) -> None:
     plain = make_engine(configure().config, policy, 64)
-    assert isinstance(plain, EmbeddedEngine)
+    assert isinstance(plain.engine, EmbeddedEngine)  # type: ignore[attr-defined]
+    plain.close()
     recipe = engine_spec(configure(engine__kind="vllm", engine__rows=5).config, policy, 64)
     assert type(recipe).__name__ == "VllmEngineSpec"
     assert (recipe.rows, recipe.max_width, recipe.dtype, recipe.device) == (5, 64, "float32", "cpu")  # type: ignore[attr-defined]

@@ -51,11 +51,12 @@ def runtime(
     engine: ScriptedEngine | None = None, max_failures: float = 0.0,
 ) -> LocalRuntime:  # fmt: skip
     prompts = {task.id: (4, 9 + i, 5) for i, task in enumerate(TASKS)}
+    engine = engine or ScriptedEngine(lambda request: [7, 2])
     collector = RolloutCollector(
-        engine or ScriptedEngine(lambda request: [7, 2]), FakeEnvironment(rule), FakeCodec(), prompts, seed=0, token_count=50
+        engine, FakeEnvironment(rule), FakeCodec(), prompts, seed=0, token_count=50
     )  # fmt: skip
     train, evaluation = Sampling(4, 1.0, 6, 40), Sampling(3, 0.5, 6, 40)
-    return LocalRuntime(collector, train=train, evaluation=evaluation, max_failures=max_failures)
+    return LocalRuntime(engine, collector, train=train, evaluation=evaluation, max_failures=max_failures)
 
 
 def failing(every: int) -> Callable[[Rollout], Grade]:
@@ -82,7 +83,7 @@ def test_a_version_counts_only_when_the_engine_says_it_serves_it() -> None:
 def test_publishing_hands_over_and_takes_its_time() -> None:
     local = runtime()
     assert set(local.publish({}, 3)) == {"timing/publish"}
-    assert local.collector.engine.version == 3
+    assert local.engine.version == 3
 
 
 class Model:
@@ -98,7 +99,13 @@ class Model:
     def runtime(self, **keys: Any) -> LocalRuntime:
         plain = runtime(engine=self.engine)
         return LocalRuntime(
-            plain.collector, train=plain.train, evaluation=plain.evaluation, max_failures=0.0, score=self.score, **keys
+            self.engine,
+            plain.collector,
+            train=plain.train,
+            evaluation=plain.evaluation,
+            max_failures=0.0,
+            score=self.score,
+            **keys,
         )
 
 
@@ -188,7 +195,7 @@ def test_collecting_plays_one_group_per_task_with_training_settings() -> None:
 
 
 def asked(local: LocalRuntime) -> list[Request]:
-    engine = local.collector.engine
+    engine = local.engine
     assert isinstance(engine, ScriptedEngine)
     return engine.requests
 

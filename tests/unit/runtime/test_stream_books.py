@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -231,14 +232,23 @@ def test_a_cancelled_play_leaves_the_engine(crew: Any) -> None:
     assert not grader.began.is_set(), "nobody grades what nobody waits for"
 
 
-def test_a_play_may_neither_bring_weights_nor_close_the_engine() -> None:
-    from surefoot.runtime.local import _CancellableEngine
+def test_a_cancelled_way_to_the_engine_withdraws_all_that_was_asked_and_asks_nothing_more() -> None:
+    from surefoot.runtime.requests import CancellableEngine
 
-    caller = _CancellableEngine(None)  # type: ignore[arg-type]
-    with pytest.raises(EngineError, match="brought weights"):
-        caller.load_weights({}, 1)
-    with pytest.raises(EngineError, match="closed the engine"):
-        caller.close()
+    asked: list[Future[Any]] = []
+
+    def submit(requests: Sequence[Request]) -> Future[Any]:
+        asked.append(Future())
+        return asked[-1]
+
+    caller = CancellableEngine(submit)
+    first, second = caller.submit([]), caller.submit([])
+    first.set_result([])
     caller.cancel()
-    with pytest.raises(EngineError, match="cancelled"):
-        caller.generate([])
+    assert (first.cancelled(), second.cancelled()) == (False, True)
+    for ask in (caller.submit, caller.generate):
+        with pytest.raises(EngineError, match="cancelled"):
+            ask([])
+    assert len(asked) == 2
+    held = {"load_weights", "close", "pause"} & set(dir(caller))
+    assert not held, "whoever runs one group may neither bring weights nor close the engine"

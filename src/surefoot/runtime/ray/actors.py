@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +25,7 @@ from surefoot.errors import EngineError, InvariantError
 from surefoot.protocols import Completion, Request, Scored, ServingEngine, StepReport
 from surefoot.records import TrainSample
 from surefoot.runtime.replicas import EngineGoneError, RolloutReport
-from surefoot.runtime.requests import RolloutRequest
+from surefoot.runtime.requests import CancellableEngine, RolloutRequest
 from surefoot.runtime.specs import (
     EngineSpec,
     LearnerFacts,
@@ -162,7 +162,10 @@ class WorkerActor(ReplicaActor):
         from surefoot.runtime.rollout import RolloutCollector
 
         loop = asyncio.get_running_loop()
-        recipe, client = self.recipe, _EngineClient(engine, loop)
+        recipe = self.recipe
+        client = CancellableEngine(
+            lambda requests: asyncio.run_coroutine_threadsafe(_completions_of(engine, requests), loop)
+        )
         collector = RolloutCollector(
             client, self.environment, recipe.codec, {}, seed=recipe.seed, token_count=recipe.token_count,
             tool_threads=THREADS if recipe.tools is None else recipe.tools.concurrency,
@@ -179,47 +182,18 @@ class WorkerActor(ReplicaActor):
         return RolloutReport(order.group, attempt, played, self.environment.explain_failures() if failed else "")
 
 
-class _EngineClient:
-    """`protocols.Engine` as far as a collector uses it, in a thread beside the event loop."""
-
-    version = -1
-
-    def __init__(self, handle: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self.handle, self.loop = handle, loop
-        self._asked: Future[list[Completion]] | None = None
-        self._cancelled = False
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Ask, and wait."""
-        if self._cancelled:
-            raise EngineGoneError("nobody waits for this play any more")
-        self._asked = asyncio.run_coroutine_threadsafe(self._generate(list(requests)), self.loop)
-        return self._asked.result()
-
-    async def _generate(self, requests: list[Request]) -> list[Completion]:
-        asked = self.handle.generate.remote(requests)
-        try:
-            return list(await asked)
-        except asyncio.CancelledError:
-            ray.cancel(asked)
-            raise
-        except RayActorError as error:
-            raise EngineGoneError(f"a worker lost the connection: {type(error).__name__}") from None
-        except RayTaskError as error:
-            raise error.cause from None
-
-    def cancel(self) -> None:
-        """Stop waiting."""
-        self._cancelled = True
-        if self._asked is not None:
-            self._asked.cancel()
-
-    def load_weights(self, weights: Any, version: int) -> None:
-        """Not here: weights come from the publisher."""
-        raise EngineError("a worker cannot change weights", "the publisher does, with proof", "call Runtime.publish")
-
-    def close(self) -> None:
-        """Nothing is owned."""
+async def _completions_of(engine: Any, requests: Sequence[Request]) -> list[Completion]:
+    """What the engine's process answers; cancelled, it is asked to stop."""
+    asked = engine.generate.remote(list(requests))
+    try:
+        return list(await asked)
+    except asyncio.CancelledError:
+        ray.cancel(asked)
+        raise
+    except RayActorError as error:
+        raise EngineGoneError(f"a worker lost the connection: {type(error).__name__}") from None
+    except RayTaskError as error:
+        raise error.cause from None
 
 
 def _forget_connections_in_children() -> None:
