@@ -13,31 +13,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from surefoot.config import Config
-from surefoot.engines.embedded import EmbeddedEngine
-from surefoot.engines.serving import EngineLoop
 from surefoot.learner.chat import ChatCodec
 from surefoot.learner.checkpoint import load_training_checkpoint, save_training_checkpoint, weights_of
 from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.model import Policy
-from surefoot.protocols import Runtime, ServingEngine, Toolkit, ToolSpec
+from surefoot.protocols import Runtime, ServingEngine, ToolSpec
 from surefoot.records import Task
-from surefoot.rewards.components import weighs_environment_reward
 from surefoot.rewards.pool import RewardPool
 from surefoot.rewards.rules import EvalSet
-from surefoot.rewards.single_turn import SingleTurnEnvironment
 from surefoot.run.inputs import Inputs
 from surefoot.run.model import Prepared, make_learner, prepare, probe_tolerance
 from surefoot.runtime.async_queue import AsyncTaskQueue
 from surefoot.runtime.base import BaseRuntime
 from surefoot.runtime.local import LocalRolloutRunner, LocalRuntime
-from surefoot.runtime.requests import RolloutRequest, RolloutRunner
+from surefoot.runtime.requests import RolloutRequest, RolloutRunner, request_for
 from surefoot.runtime.rollout import RolloutCollector
 from surefoot.runtime.sampler import AsyncSampler
-from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec
+from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec, WorkerSpec, portable
 from surefoot.runtime.threads import EventLoopThread
-from surefoot.tools.parsing import TOOL_CALL
-from surefoot.tools.session import ToolEnvironment
-from surefoot.tools.toolkits import fingerprint
+from surefoot.tools.toolkits import ToolkitSpec, fingerprint
 
 if TYPE_CHECKING:
     from surefoot.run.session import RunContext
@@ -107,8 +101,16 @@ class ServerEngineSpec:
         return engine
 
 
-def engine_spec(config: Config, policy: Policy, width: int) -> EngineSpec:
-    """What an engine's process needs to build its own."""
+def engine_spec(
+    config: Config, policy: Policy, width: int, *, beside_learner: bool = False, answer_only: bool = False
+) -> EngineSpec:
+    """What it takes to build the engine, here or in a process of its own.
+
+    Args:
+        beside_learner: it is handed the learner's own tensors, which change while others sample from them when
+            max_staleness > 0; weights in shared memory do not.
+        answer_only: nothing will be trained, so a server that takes no weights will do.
+    """
     parameter = next(policy.model.parameters())
     if config.engine.kind == "vllm":
         return VllmEngineSpec(
@@ -118,21 +120,30 @@ def engine_spec(config: Config, policy: Policy, width: int) -> EngineSpec:
         )  # fmt: skip
     if config.engine.kind == "openai":
         assert config.engine.url is not None, "the config gives the two together"
-        return ServerEngineSpec(config.engine.url, engine_rows(config))
-    return EmbeddedEngineSpec(policy.spec, engine_rows(config), width, parameter.device.type, config.dtype)
+        return ServerEngineSpec(config.engine.url, engine_rows(config), answer_only=answer_only)
+    return EmbeddedEngineSpec(
+        policy.spec, engine_rows(config), width, parameter.device.type, config.dtype,
+        copy_weights=beside_learner and config.max_staleness > 0,
+    )  # fmt: skip
 
 
-def make_engine(config: Config, policy: Policy, width: int, *, answer_only: bool = False) -> ServingEngine:
-    """The engine of a run in one process."""
-    if config.engine.kind != "embedded":
-        recipe = engine_spec(config, policy, width)
-        return (replace(recipe, answer_only=answer_only) if isinstance(recipe, ServerEngineSpec) else recipe).build()
-    parameter = next(policy.model.parameters())
-    engine = EmbeddedEngine(
-        policy.spec, rows=engine_rows(config), max_width=width, device=str(parameter.device), dtype=parameter.dtype
-    )
-    # Where the learner's own tensors change while others sample from them, the loop serves a copy.
-    return EngineLoop(engine, copy_weights=config.max_staleness > 0)
+def worker_spec(config: Config, inputs: Inputs, codec: ChatCodec, tools: ToolkitSpec | None) -> WorkerSpec:
+    """What rollouts are asked and graded with, here or in a process of their own.
+
+    Args:
+        tools: with the call format of this policy.
+    """
+    return WorkerSpec(
+        portable(inputs.functions), inputs.weights, inputs.metric, config.reward_workers, config.reward_timeout_s,
+        config.reward_memory_mb, codec, config.seed, codec.token_count, tools, inputs.unsafe,
+        {each.name: each.judges for each in inputs.eval_sets},
+        inputs.forked, inputs.rules, config.pass_env,
+    )  # fmt: skip
+
+
+def with_call_format(tools: ToolkitSpec | None, ready: Prepared) -> ToolkitSpec | None:
+    """The tools, called as this policy writes calls."""
+    return None if tools is None else replace(tools, call_format=ready.call_format)
 
 
 # -- Checkpoints of a run, written and read where its learner lives -------------------------------
@@ -187,7 +198,7 @@ def make_async_queue(ctx: RunContext, parts: Parts, ahead: AsyncSampling) -> Asy
     assert isinstance(runtime, BaseRuntime), "both runtimes judge"
 
     def order(task: Task, visit: int, position: int) -> RolloutRequest:
-        return RolloutRequest(task, parts.prompts[task.id], runtime.train, "train", visit, position)
+        return request_for(task, parts.prompts, runtime.train, purpose="train", step=visit, position=position)
 
     stream = AsyncSampler(
         keeper.ledger, keeper.batches, parts.train, ahead.crew, order, config=config,
@@ -243,10 +254,12 @@ def build(
         specs = () if toolkit is None else tuple(toolkit.specs)
         ready = prepare(config, base, inputs, specs, getattr(toolkit, "routes", None))
         learner = make_learner(config, base, ready.policy, ready.codec, ready.train)
-        engine = make_engine(config, ready.policy, ready.engine_width, answer_only=answer_only)
+        spec = engine_spec(config, ready.policy, ready.engine_width, beside_learner=True, answer_only=answer_only)
+        engine = spec.build()
         stack.pop_all()  # from here on the runtime closes it
+    worker = worker_spec(config, inputs, ready.codec, with_call_format(inputs.tools, ready))
     collector = RolloutCollector(
-        engine, environment_of(inputs, pool, toolkit, ready.call_format), ready.codec, ready.prompts, seed=config.seed,
+        engine, worker.environment(pool, toolkit), ready.codec, ready.prompts, seed=config.seed,
         token_count=ready.codec.token_count, tool_threads=config.tools.concurrency,
     )  # fmt: skip
     runtime = LocalRuntime(
@@ -266,19 +279,6 @@ def build(
 def inputs_are_large(ready: Prepared) -> bool:
     """Whether nobody may walk over all prompts."""
     return not isinstance(ready.prompts, dict)
-
-
-def environment_of(
-    inputs: Inputs, pool: RewardPool, toolkit: Toolkit | None, call_format: str = TOOL_CALL
-) -> SingleTurnEnvironment | ToolEnvironment:
-    """Who grades, and with what rollouts may work."""
-    sets = {each.name: each.judges for each in inputs.eval_sets}
-    if toolkit is None or inputs.tools is None:
-        return SingleTurnEnvironment(pool, inputs.weights, inputs.metric, sets=sets, rules=inputs.rules)
-    alone = inputs.tools.environment is None
-    graders = SingleTurnEnvironment(pool, inputs.weights, inputs.metric, alone=alone, sets=sets, rules=inputs.rules)
-    adds_own = not weighs_environment_reward(inputs.functions, inputs.weights)
-    return ToolEnvironment(graders, toolkit, inputs.tools.limits, adds_own=adds_own, call_format=call_format)
 
 
 def run_fingerprint(ready: Prepared, tools: Sequence[ToolSpec] = ()) -> dict[str, str]:

@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from surefoot.errors import FleetError, SurefootError, TaskError
+from surefoot.errors import FleetError, SurefootError
 from surefoot.protocols import Environment, Grade, Graded, GroupFinished
 from surefoot.records import Rollout, Task
 from surefoot.runtime.replicas import (
@@ -45,7 +45,7 @@ from surefoot.runtime.replicas import (
     slot_rows,
     unexpected_error,
 )
-from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
+from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling, request_for
 from surefoot.runtime.router import LoadAwareRouter
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.system.heartbeat import tick
@@ -419,14 +419,11 @@ class PoolBatchRunner:
     ) -> list[RolloutResult]:  # fmt: skip
         """One scored group per task, in order; `positions` in the step, from 0 on when left out."""
         places = range(len(tasks)) if positions is None else positions
-        orders = [self.order(task, sampling, purpose, step, p) for p, task in zip(places, tasks, strict=True)]
+        orders = [
+            request_for(task, self.prompts, sampling, purpose=purpose, step=step, position=place)
+            for place, task in zip(places, tasks, strict=True)
+        ]
         return self.thread.wait(self._play(orders, finished))
-
-    def order(self, task: Task, sampling: Sampling, purpose: str, step: int, position: int) -> RolloutRequest:
-        """What has to be known to play one group anywhere."""
-        if task.id not in self.prompts:
-            raise TaskError(f"task {task.id} was never encoded", "prompts become tokens once", "add it to the task set")
-        return RolloutRequest(task, self.prompts[task.id], sampling, purpose, step, position)
 
     async def _play(self, orders: Sequence[RolloutRequest], finished: GroupFinished | None) -> list[RolloutResult]:
         plays = [asyncio.create_task(self._play_one(order, finished)) for order in orders]

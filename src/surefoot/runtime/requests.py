@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from surefoot.errors import EngineError
+from surefoot.errors import EngineError, TaskError
 from surefoot.protocols import Completion, Request
 from surefoot.records import Group, Task
 
@@ -95,6 +95,19 @@ class RolloutRequest:
             )
             for i in range(sampling.num_generations)
         ]  # fmt: skip
+
+
+def request_for(
+    task: Task, prompts: Mapping[str, tuple[int, ...]], sampling: Sampling, *, purpose: str, step: int, position: int
+) -> RolloutRequest:
+    """What has to be known to run one group anywhere.
+
+    Args:
+        prompts: token ids of every task's prompt, by task id; encoded once, before the run.
+    """
+    if task.id not in prompts:
+        raise TaskError(f"task {task.id} was never encoded", "prompts become tokens once", "add it to the task set")
+    return RolloutRequest(task, prompts[task.id], sampling, purpose, step, position)
 
 
 # -- The seam between those who decide what is played next and those who play it ------------------

@@ -22,11 +22,18 @@ from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from surefoot.errors import EngineError, TaskError, ToolError, ToolFailedError
+from surefoot.errors import EngineError, ToolError, ToolFailedError
 from surefoot.guards.invariants import are_logprobs
 from surefoot.protocols import Codec, Completion, Environment, Grade, GroupFinished, Request
 from surefoot.records import LENGTH, Group, Message, Rollout, Task, Turn
-from surefoot.runtime.requests import CompletionSource, RolloutRequest, RolloutResult, Sampling, derive_seed
+from surefoot.runtime.requests import (
+    CompletionSource,
+    RolloutRequest,
+    RolloutResult,
+    Sampling,
+    derive_seed,
+    request_for,
+)
 from surefoot.runtime.threads import BackgroundThread
 from surefoot.system.heartbeat import tick
 from surefoot.tools.session import DEADLINE, ToolEnvironment, ToolSession
@@ -392,14 +399,11 @@ class RolloutCollector:
     ) -> list[RolloutResult]:  # fmt: skip
         """One scored group per task, in order; `positions` in the step, from 0 on when left out."""
         places = range(len(tasks)) if positions is None else positions
-        orders = [self.order(task, sampling, purpose, step, p) for p, task in zip(places, tasks, strict=True)]
+        orders = [
+            request_for(task, self.prompts, sampling, purpose=purpose, step=step, position=place)
+            for place, task in zip(places, tasks, strict=True)
+        ]
         return self.run_rollouts(orders, finished)
-
-    def order(self, task: Task, sampling: Sampling, purpose: str, step: int, position: int) -> RolloutRequest:
-        """What has to be known to play one group, here or elsewhere."""
-        if task.id not in self.prompts:
-            raise TaskError(f"task {task.id} was never encoded", "prompts become tokens once", "add it to the task set")
-        return RolloutRequest(task, self.prompts[task.id], sampling, purpose, step, position)
 
     def run_rollouts(
         self, orders: Sequence[RolloutRequest], finished: GroupFinished | None = None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from surefoot.errors import RewardError
-from surefoot.protocols import Codec, DecoderSpec, ServingEngine
+from surefoot.protocols import Codec, DecoderSpec, ServingEngine, Toolkit
 from surefoot.system.environment import missed, missing_words, narrow
 from surefoot.system.files import APPEND, plain_descriptor
 
@@ -102,6 +102,8 @@ class EmbeddedEngineSpec:
     max_width: int
     device: str
     dtype: str
+    copy_weights: bool = False
+    """Serve a copy: needed where the owner of the weights goes on changing them while they are served."""
 
     def build(self) -> ServingEngine:
         """In the process where it will run."""
@@ -114,8 +116,7 @@ class EmbeddedEngineSpec:
         engine = EmbeddedEngine(
             self.spec, rows=self.rows, max_width=self.max_width, device=_resolved(self.device), dtype=dtype
         )
-        # Weights arrive in shared memory that is not written to while they are served: no copy.
-        return EngineLoop(engine, copy_weights=False)
+        return EngineLoop(engine, copy_weights=self.copy_weights)
 
 
 def _resolved(device: str) -> str:
@@ -182,19 +183,23 @@ class WorkerSpec:
         )  # fmt: skip
         return pool.start()
 
-    def environment(self, pool: RewardPool, logs: Path | None = None) -> SingleTurnEnvironment | ToolEnvironment:
-        """Graders on that pool, and tools."""
+    def environment(self, pool: RewardPool, toolkit: Toolkit | None) -> SingleTurnEnvironment | ToolEnvironment:
+        """Graders on that pool, and the tools of this kit; the same in every process.
+
+        Args:
+            toolkit: made of `tools` where rollouts run; where they are only graded again, one that knows their names.
+        """
         from surefoot.rewards.components import weighs_environment_reward
         from surefoot.rewards.single_turn import SingleTurnEnvironment
         from surefoot.tools.session import ToolEnvironment
 
-        if self.tools is None:
+        if self.tools is None or toolkit is None:
             return SingleTurnEnvironment(pool, self.weights, self.metric, sets=self.sets, rules=self.rules)
         alone = self.tools.environment is None
         graders = SingleTurnEnvironment(pool, self.weights, self.metric, alone=alone, sets=self.sets, rules=self.rules)
         adds_own = not weighs_environment_reward(self.functions, self.weights)
         return ToolEnvironment(
-            graders, self.tools.build(logs), self.tools.limits, adds_own=adds_own, call_format=self.tools.call_format
+            graders, toolkit, self.tools.limits, adds_own=adds_own, call_format=self.tools.call_format
         )
 
     def shared_by(self, workers: int) -> WorkerSpec:

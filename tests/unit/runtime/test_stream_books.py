@@ -17,7 +17,7 @@ from surefoot.protocols import Grade, Request
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.async_queue import AsyncTaskQueue
 from surefoot.runtime.local import LocalRolloutRunner
-from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
+from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling, request_for
 from surefoot.runtime.rollout import RolloutCollector
 from surefoot.runtime.sampler import AsyncSampler
 from surefoot.runtime.threads import EventLoopThread
@@ -184,7 +184,9 @@ def crew(make_net: Any, make_engine: Any) -> Iterator[Any]:
 
 
 def orders(alone: RolloutCollector) -> list[RolloutRequest]:
-    return [alone.order(task, SAMPLING, "train", 0, i) for i, task in enumerate(TASKS)]
+    return [
+        request_for(task, alone.prompts, SAMPLING, purpose="train", step=0, position=i) for i, task in enumerate(TASKS)
+    ]
 
 
 def test_groups_that_are_played_side_by_side_are_those_that_are_played_alone(crew: Any) -> None:

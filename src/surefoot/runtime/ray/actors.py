@@ -153,7 +153,9 @@ class WorkerActor(ReplicaActor):
     async def setup(self) -> dict[str, Any]:
         """Fork the reward processes, then import the rest."""
         pool = self.recipe.pool(self.process.logs / f"rewards-{self.name.replace(' ', '-')}.log")
-        self.environment = await asyncio.to_thread(self.recipe.environment, pool, self.process.logs)
+        tools = self.recipe.tools
+        kit = None if tools is None else await asyncio.to_thread(tools.build, self.process.logs)
+        self.environment = await asyncio.to_thread(self.recipe.environment, pool, kit)
         self.ready()
         return await self.whereabouts()
 
