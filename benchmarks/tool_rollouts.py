@@ -56,6 +56,11 @@ class WaitingTools:
         """The tools of one rollout."""
         return WaitingTool(self.slow_s if rollout == SLOW else QUICK_S)
 
+    @property
+    def routes(self) -> Mapping[str, Sequence[str]]:
+        """All tasks have all tools."""
+        return {}
+
     def close(self) -> None:
         """Nothing to end."""
 
@@ -105,7 +110,7 @@ def run(policy: Policy, engine: EngineLoop, slow_s: float, *, groups: int, sibli
     environment = ToolEnvironment(Equal(), WaitingTools(slow_s), ToolLimits(TURNS, stop_loops=False))
     collector = RolloutCollector(
         engine, environment, codec, {task.id: codec.encode_prompt(task.messages()) for task in tasks}, seed=0,
-        token_count=codec.token_count, tool_threads=THREADS,
+        token_count=codec.token_count, tools=environment, tool_threads=THREADS,
     )  # fmt: skip
     sampling = Sampling(siblings, 1.0, TOKENS, engine.engine.max_width)
     started = time.perf_counter()

@@ -199,6 +199,10 @@ class Toolkit(Protocol):
     def specs(self) -> Sequence[ToolSpec]:
         """Every tool, fixed for the whole run."""
 
+    @property
+    def routes(self) -> Mapping[str, Sequence[str]]:
+        """Environment -> its tools, where tasks choose between several; empty when all tasks have all tools."""
+
     def open(self, task: Task, rollout: str, seed: int) -> Toolbox:
         """Tools for one rollout; a `ToolFailedError` when there are none to be had now.
 
@@ -357,7 +361,10 @@ class GroupWriter(Protocol):
 
 
 class TaskQueue(Protocol):
-    """Who gets which task, and what became of it. The loop asks, plays, keeps, learns, settles: in that order."""
+    """Assigns tasks to steps and records each visit's outcome: trained, or dropped with a reason.
+
+    Per step: `next_batch`, `record_rollouts`, `close_batch`.
+    """
 
     def next_batch(self, step: int, n: int) -> StepBatch:
         """The batch of this step: the next `n` tasks, or what the journal holds of it."""
@@ -376,6 +383,15 @@ class TaskQueue(Protocol):
 
     def close_batch(self, batch: StepBatch, step: int, drop_reasons: Sequence[str | None]) -> None:
         """The batch is done with after `step`; per task, None when it was trained on, else why it was dropped."""
+
+    def advance(self, version: int) -> None:
+        """Engines serve this version from now on."""
+
+    def graders_failed(self) -> None:
+        """The run ends because graders failed: groups without a verdict that wait are asked for again on a resume."""
+
+    def close(self) -> None:
+        """Ask for no further group; ledger and journal may be read by anybody after this. May be called twice."""
 
 
 class Runtime(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from surefoot.learner.chat import ChatCodec
 from surefoot.learner.checkpoint import load_training_checkpoint, save_training_checkpoint, weights_of
 from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.model import Policy
-from surefoot.protocols import Runtime, ServingEngine, ToolSpec
+from surefoot.protocols import ServingEngine, ToolSpec
 from surefoot.records import Task
 from surefoot.rewards.pool import RewardPool
 from surefoot.rewards.rules import EvalSet
@@ -60,6 +60,11 @@ class VllmEngineSpec:
     gpu_memory_utilization: float
     seed: int
     threads: int
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """None: it asks nobody."""
+        return ()
 
     def build(self) -> ServingEngine:
         """In the process where it will run."""
@@ -195,7 +200,6 @@ def sample_ahead_here(config: Config, engine: ServingEngine, collector: RolloutC
 def make_async_queue(ctx: RunContext, parts: Parts, ahead: AsyncSampling) -> AsyncTaskQueue:
     """Books that have groups played ahead of the learner."""
     config, keeper, runtime = ctx.config, ctx.keeper, parts.runtime
-    assert isinstance(runtime, BaseRuntime), "both runtimes judge"
 
     def order(task: Task, visit: int, position: int) -> RolloutRequest:
         return request_for(task, parts.prompts, runtime.train, purpose="train", step=visit, position=position)
@@ -218,7 +222,7 @@ class Parts:
     codec: ChatCodec
     learner: GRPOLearner
     checkpoints: Checkpoints
-    runtime: Runtime
+    runtime: BaseRuntime
     prompts: Mapping[str, tuple[int, ...]]
     train: Sequence[Task]
     heldout: tuple[Task, ...]
@@ -231,6 +235,8 @@ class Parts:
     ahead: AsyncSampling | None = None
     """Who plays while the learner learns; None when they take turns."""
     eval_sets: tuple[EvalSet, ...] = ()
+    status: Callable[[], dict[str, Any]] | None = None
+    """Who runs where, for `surefoot status`; None when all of it is this process."""
 
 
 def build(
@@ -252,14 +258,15 @@ def build(
         if toolkit is not None:
             stack.callback(toolkit.close)
         specs = () if toolkit is None else tuple(toolkit.specs)
-        ready = prepare(config, base, inputs, specs, getattr(toolkit, "routes", None))
+        ready = prepare(config, base, inputs, specs, None if toolkit is None else toolkit.routes)
         learner = make_learner(config, base, ready.policy, ready.codec, ready.train)
         spec = engine_spec(config, ready.policy, ready.engine_width, beside_learner=True, answer_only=answer_only)
         engine = spec.build()
         stack.pop_all()  # from here on the runtime closes it
     worker = worker_spec(config, inputs, ready.codec, with_call_format(inputs.tools, ready))
+    environment = worker.environment(pool, toolkit)
     collector = RolloutCollector(
-        engine, worker.environment(pool, toolkit), ready.codec, ready.prompts, seed=config.seed,
+        engine, environment.graders, ready.codec, ready.prompts, seed=config.seed, tools=environment.tools,
         token_count=ready.codec.token_count, tool_threads=config.tools.concurrency,
     )  # fmt: skip
     runtime = LocalRuntime(

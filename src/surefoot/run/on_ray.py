@@ -83,7 +83,7 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
             engine_spec(config, ready.policy, ready.engine_width), worker, engine_slots=engine_rows(config)
         )  # fmt: skip
         runtime = RayRuntime(
-            site, fleet, worker.environment(pool, NamedTools(specs) if inputs.tools else None), ready.prompts,
+            site, fleet, worker.environment(pool, NamedTools(specs) if inputs.tools else None).graders, ready.prompts,
             train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
             publisher=make_publisher(config, ready, learner.ascore),
         )  # fmt: skip
@@ -94,7 +94,7 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
     return Parts(
         replace(ready.policy, model=None, masters=None), ready.codec, cast(GRPOLearner, learner),
         RemoteCheckpoints(learner), runtime, ready.prompts, ready.train, ready.heldout, ready.left_out, ready.cramped,
-        identity, ahead, ready.eval_sets,
+        identity, ahead, ready.eval_sets, runtime.status,
     )  # fmt: skip
 
 
@@ -114,6 +114,6 @@ def _look_at_tools(
         return (), {}, None
     toolkit = inputs.tools.build(logs)
     try:
-        return tuple(toolkit.specs), dict(getattr(toolkit, "routes", {})), inputs.tools.pinned(toolkit)
+        return tuple(toolkit.specs), dict(toolkit.routes), inputs.tools.pinned(toolkit)
     finally:
         toolkit.close()

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from surefoot.errors import RewardError, ToolError
 from surefoot.maths.pass_at_k import mean_pass_at
-from surefoot.protocols import Environment, EvalResult, Grade, GroupFinished
+from surefoot.protocols import Environment, EvalResult, Grade, GroupFinished, Weights
 from surefoot.records import LENGTH, REPETITION, Group, Rollout, Task
 from surefoot.rewards.rules import purpose_of
 from surefoot.runtime.probes import WeightProbe
@@ -216,6 +216,14 @@ class BaseRuntime:
     def landmarks(self, found: list[list[float]] | None) -> None:
         if self.canary is not None:
             self.canary.landmarks = found
+
+    def publish(self, weights: Weights, version: int) -> Mapping[str, float]:
+        """Move version `version` to every engine and prove arrival; returns metrics."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop engines and workers."""
+        raise NotImplementedError
 
     def collect(
         self, tasks: Sequence[Task], step: int, first: int = 0, *, played: Mapping[int, Group] = MappingProxyType({}),

@@ -379,7 +379,8 @@ class RolloutCollector:
     """Asks, listens and grades.
 
     Args:
-        environment: with tools when it is a `ToolEnvironment`.
+        environment: grades finished rollouts.
+        tools: hands out the tools of rollouts, where they have any.
         prompts: token ids of every task's prompt, by task id; encoded once, before the run.
         token_count: ids from here on exist in the model but not in the tokenizer.
         tool_threads: tools that are waited for at once.
@@ -387,11 +388,11 @@ class RolloutCollector:
 
     def __init__(
         self, engine: CompletionSource, environment: Environment, codec: Codec, prompts: Mapping[str, tuple[int, ...]],
-        *, seed: int, token_count: int, tool_threads: int = 32,
+        *, seed: int, token_count: int, tools: ToolEnvironment | None = None, tool_threads: int = 32,
     ) -> None:  # fmt: skip
         self.engine, self.environment, self.codec = engine, environment, codec
         self.prompts, self.seed, self.token_count = prompts, seed, token_count
-        self.tool_threads = tool_threads
+        self.tools, self.tool_threads = tools, tool_threads
 
     def play(
         self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int,
@@ -409,13 +410,13 @@ class RolloutCollector:
         self, orders: Sequence[RolloutRequest], finished: GroupFinished | None = None
     ) -> list[RolloutResult]:
         """One scored group per order, in order."""
-        if isinstance(self.environment, ToolEnvironment):
-            return self._play_with_tools(self.environment, orders, finished)
+        if self.tools is not None:
+            return self._play_with_tools(self.tools, orders, finished)
         rollouts = iter(self._rollouts(orders))
         return self._grade([(o, [next(rollouts) for _ in range(o.sampling.num_generations)]) for o in orders], finished)
 
     def _play_with_tools(
-        self, environment: ToolEnvironment, orders: Sequence[RolloutRequest], finished: GroupFinished | None
+        self, tools: ToolEnvironment, orders: Sequence[RolloutRequest], finished: GroupFinished | None
     ) -> list[RolloutResult]:
         """Groups end at different times: they are graded beside the others' turns, those that wait together."""
         played: dict[int, RolloutResult] = {}
@@ -427,7 +428,7 @@ class RolloutCollector:
         grading = BackgroundThread(grade, "surefoot-grading")
         try:
             ToolRollouts(
-                orders, environment, self.codec, self.engine, TurnBuilder(self.codec, self.token_count),
+                orders, tools, self.codec, self.engine, TurnBuilder(self.codec, self.token_count),
                 lambda number, rollouts: grading.put((number, rollouts)), seed=self.seed, threads=self.tool_threads,
             ).run()  # fmt: skip
             grading.close()

@@ -122,5 +122,5 @@ def test_the_rules_of_a_run_reach_graders_here_and_in_workers_elsewhere(tmp_path
     config = Config(model="pebble", tasks="builtin:sums", max_steps=7, repetition="invalid", repetition_cost=2.0)
     inputs = read_inputs(config, tmp_path)
     codec = type("Codec", (), {"token_count": 10})()
-    worker = worker_spec(config, inputs, codec, None).environment(RewardPool(inputs.functions), None)
+    worker = worker_spec(config, inputs, codec, None).environment(RewardPool(inputs.functions), None).graders
     assert worker.rules == inputs.rules == GradingRules(7, "invalid", 2.0)

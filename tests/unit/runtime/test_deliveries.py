@@ -309,7 +309,14 @@ def test_groups_with_tools_are_graded_and_told_of_while_others_still_play() -> N
     environment = ToolEnvironment(Told(), Kit(lambda rollout: Box(answer)), ToolLimits(max_turns=4), lambda: 0.0)  # type: ignore[arg-type]
     prompts = {task.id: made.encode_prompt(task.messages()) for task in tasks}
     collector = RolloutCollector(
-        speaker(says), environment, made, prompts, seed=0, token_count=made.token_count, tool_threads=4
+        speaker(says),
+        environment,
+        made,
+        prompts,
+        seed=0,
+        token_count=made.token_count,
+        tools=environment,
+        tool_threads=4,
     )
     first: list[int] = []
 

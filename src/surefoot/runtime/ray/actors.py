@@ -155,7 +155,7 @@ class WorkerActor(ReplicaActor):
         pool = self.recipe.pool(self.process.logs / f"rewards-{self.name.replace(' ', '-')}.log")
         tools = self.recipe.tools
         kit = None if tools is None else await asyncio.to_thread(tools.build, self.process.logs)
-        self.environment = await asyncio.to_thread(self.recipe.environment, pool, kit)
+        self.environment, self.tools = await asyncio.to_thread(self.recipe.environment, pool, kit)
         self.ready()
         return await self.whereabouts()
 
@@ -170,6 +170,7 @@ class WorkerActor(ReplicaActor):
         )
         collector = RolloutCollector(
             client, self.environment, recipe.codec, {}, seed=recipe.seed, token_count=recipe.token_count,
+            tools=self.tools,
             tool_threads=THREADS if recipe.tools is None else recipe.tools.concurrency,
         )  # fmt: skip
         self.in_flight += 1

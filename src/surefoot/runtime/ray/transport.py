@@ -183,9 +183,11 @@ class RayTransport:
         """The end of the log of this post."""
         return log_end(self.process.log(name))
 
-    def _member(self, kind: type[Any], name: str, host: type[ReplicaActor], recipe: Any, *, num_gpus: float) -> Any:
+    def _member(
+        self, kind: type[Any], name: str, host: type[ReplicaActor], recipe: EngineSpec | WorkerSpec, *, num_gpus: float
+    ) -> Any:
         handle = make_actor(host, num_gpus=num_gpus, spread=self.spread).remote(
-            name, self.process.also(getattr(recipe, "variables", ())), recipe
+            name, self.process.also(recipe.variables), recipe
         )
         return kind(name, handle, self.process.log(name))
 
