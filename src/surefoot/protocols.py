@@ -116,6 +116,20 @@ class ServingEngine(Engine, Protocol):
     def in_flight(self) -> int:
         """Completions that were asked for and are not finished."""
 
+    @property
+    def pack_seconds(self) -> float:
+        """What laying out the weights in force for decoding has cost so far; paid with the first token."""
+
+    def prepare(self, weights: Weights, version: int) -> Mapping[str, int]:
+        """Stage these weights beside those in force; checksum per tensor of what it holds, computed by itself."""
+
+    def commit(self, version: int) -> Mapping[str, int]:
+        """Serve what was staged from the next token on and drop every prefix cache.
+
+        Returns:
+            Checksums of what is now in force, where the engine can read its weights back; else an empty mapping.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Grade:

@@ -39,6 +39,7 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.loaded_versions: list[int] = []
         self.current_version = 0
+        self.pack_seconds = 0.0
 
     @property
     def version(self) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from surefoot.errors import ConfigError, EngineError
+from surefoot.maths.checksums import checksums
 from surefoot.protocols import Completion, InFlightPolicy, Request, Weights
 
 T = TypeVar("T")
@@ -96,6 +97,7 @@ class EngineLoop:
         self._emptied: list[Future[None]] = []
         """Those who wait until nothing is in flight."""
         self._end: BaseException | None = None
+        self._prepared: tuple[Weights, int] | None = None
         self._torch_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name=f"surefoot-{name}", daemon=True)
         self._thread.start()
@@ -141,10 +143,40 @@ class EngineLoop:
             asked.cancel()  # the caller was interrupted: nobody waits for it any more
             raise
 
+    def prepare(self, weights: Weights, version: int) -> Mapping[str, int]:
+        """Keep hold of these weights, or of a copy; what is served does not change.
+
+        Returns:
+            Checksum per tensor of what it holds.
+        """
+        self._prepared = None
+        held = self._own(weights)
+        self._prepared = held, version
+        return checksums(held)
+
+    def commit(self, version: int) -> Mapping[str, int]:
+        """Serve what was prepared from the next token on.
+
+        Returns:
+            Nothing: weights that are laid out for decoding cannot be read back.
+        """
+        prepared, self._prepared = self._prepared, None  # nothing but the engine holds on to the memory from here on
+        if prepared is None or prepared[1] != version:
+            raise EngineError(
+                f"told to serve version {version}, prepared was {'nothing' if prepared is None else prepared[1]}",
+                "weights that nobody checked would be served under a name",
+                "call prepare first",
+            )
+        self.between_tokens(lambda engine: engine.load_weights(prepared[0], version))
+        return {}
+
     def load_weights(self, weights: Weights, version: int) -> None:
         """Serve these weights from the next token on."""
-        mine = {name: value.detach().clone() for name, value in weights.items()} if self.copy_weights else weights
-        self.between_tokens(lambda engine: engine.load_weights(mine, version))
+        held = self._own(weights)
+        self.between_tokens(lambda engine: engine.load_weights(held, version))
+
+    def _own(self, weights: Weights) -> Weights:
+        return {name: value.detach().clone() for name, value in weights.items()} if self.copy_weights else weights
 
     def pause(self, in_flight: InFlightPolicy = "keep") -> None:
         """No token is drawn after this returns, and new requests wait. No run calls this: weights load between tokens.

@@ -272,7 +272,7 @@ def build(
     runtime = LocalRuntime(
         engine, collector, train=ready.sampling, evaluation=ready.eval_sampling,
         max_failures=config.max_reward_failures,
-        probe_prompts=[ready.prompts[task.id] for task in ready.train[:64]] if inputs_are_large(ready) else None,
+        probe_prompts=[ready.prompts[task.id] for task in ready.train[:64]] if ready.streamed else None,
         score=learner.score, tolerance=probe_tolerance(config), probe_width=ready.engine_width,
     )  # fmt: skip
     ahead = sample_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
@@ -281,11 +281,6 @@ def build(
         ready.train, ready.heldout, ready.left_out, ready.cramped, run_fingerprint(ready, specs), ahead,
         ready.eval_sets,
     )  # fmt: skip
-
-
-def inputs_are_large(ready: Prepared) -> bool:
-    """Whether nobody may walk over all prompts."""
-    return not isinstance(ready.prompts, dict)
 
 
 def run_fingerprint(ready: Prepared, tools: Sequence[ToolSpec] = ()) -> dict[str, str]:

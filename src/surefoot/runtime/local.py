@@ -1,7 +1,7 @@
 """One process: the engine and the learner take turns, or overlap.
 
 Promises   a version counts only after the engine itself reports it and, where the learner can be asked, after the
-           canary's answers bear it out; weights that the learner goes on changing are never what the engine reads.
+           canary's answers bear it out.
 
 Read next: `probes.py`, the canary; `base.py`, what is asked of the groups.
 """
@@ -14,11 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
-from torch import Tensor
-
 from surefoot.errors import EngineError
-from surefoot.protocols import Engine, ServingEngine, Weights
+from surefoot.protocols import ServingEngine, Weights
 from surefoot.runtime.base import BaseRuntime
 from surefoot.runtime.probes import Score, WeightProbe, make_probes
 from surefoot.runtime.requests import CancellableEngine, RolloutRequest, RolloutResult, Sampling
@@ -37,18 +34,17 @@ class LocalRuntime(BaseRuntime):
         engine: the one that the collector asks.
         score: the learner's, for the canary; without it the engine's word is all there is.
         tolerance: how far the two may be apart on one token.
-        copy_weights: hand the engine copies: for rollouts that go on while the learner changes its own.
         probe_width: longest question plus answer that the engine takes; a long question fills its caches.
         probe_prompts: what questions are made of; all prompts when left out.
     """
 
     def __init__(
-        self, engine: Engine, collector: RolloutCollector, *, train: Sampling, evaluation: Sampling,
-        max_failures: float, score: Score | None = None, tolerance: float = TOLERANCE, copy_weights: bool = False,
+        self, engine: ServingEngine, collector: RolloutCollector, *, train: Sampling, evaluation: Sampling,
+        max_failures: float, score: Score | None = None, tolerance: float = TOLERANCE,
         probe_width: int | None = None, probe_prompts: Sequence[Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(collector, train=train, evaluation=evaluation, max_failures=max_failures)
-        self.engine, self.collector, self.score, self.copy_weights = engine, collector, score, copy_weights
+        self.engine, self.collector, self.score = engine, collector, score
         if score is not None:
             material = collector.prompts.values() if probe_prompts is None else probe_prompts
             probes = make_probes(
@@ -56,15 +52,13 @@ class LocalRuntime(BaseRuntime):
                 max_completion_length=train.max_completion_length,
             )  # fmt: skip
             self.canary = WeightProbe(probes, tolerance=tolerance)
-        self._in_force: dict[str, Tensor] = {}
-        self._spare: dict[str, Tensor] = {}
 
     def publish(self, weights: Weights, version: int) -> Mapping[str, float]:
         """Hand the engine these weights and have it prove that it speaks with them."""
         engine = self.engine
         started = time.perf_counter()
         with span("load", track="sync"):
-            engine.load_weights(self._copied(weights) if self.copy_weights else weights, version)
+            engine.load_weights(weights, version)
         loaded = time.perf_counter()
         if engine.version != version:
             raise EngineError(
@@ -78,20 +72,9 @@ class LocalRuntime(BaseRuntime):
         tick("publishing weights")
         with span("canary", track="sync"):
             metrics |= self.canary.prove("the engine", engine.generate, self.score, version)
-        packing = float(getattr(engine, "pack_seconds", 0.0))  # paid by whoever asks first; not a cost of the proof
+        packing = engine.pack_seconds  # paid by whoever asks first; not a cost of the proof
         metrics["sync/replicas"] = 1.0
         return metrics | {"timing/pack": packing, "timing/proof": time.perf_counter() - loaded - packing}
-
-    @torch.no_grad()
-    def _copied(self, weights: Weights) -> Weights:
-        """These numbers in memory of our own; never in that of the version which the engine still reads."""
-        self._in_force, self._spare = self._spare, self._in_force
-        fits = {name: (value.shape, value.dtype, value.device) for name, value in self._in_force.items()}
-        if fits != {name: (value.shape, value.dtype, value.device) for name, value in weights.items()}:
-            self._in_force = {name: torch.empty_like(value) for name, value in weights.items()}
-        for name, value in weights.items():
-            self._in_force[name].copy_(value)
-        return self._in_force
 
     def close(self) -> None:
         """Stop engine and reward workers."""

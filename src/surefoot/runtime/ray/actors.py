@@ -77,7 +77,6 @@ class EngineActor(ReplicaActor):
         self.recipe = recipe
         self.engine: ServingEngine | None = None
         self.version: int | None = None
-        self._staged: tuple[Mapping[str, Any], int] | None = None
         self._one_sync = asyncio.Lock()
 
     async def setup(self) -> dict[str, Any]:
@@ -100,14 +99,7 @@ class EngineActor(ReplicaActor):
             return await asyncio.to_thread(self._prepare, parcel, version)
 
     def _prepare(self, parcel: Any, version: int) -> dict[str, int]:
-        from surefoot.maths.checksums import checksums
-
-        weights = open_weights(parcel)
-        if stage := getattr(self.engine, "prepare", None):  # it stages by itself, and tells what it holds
-            self._staged = ({}, version)
-            return dict(stage(weights, version))
-        self._staged = (weights, version)
-        return checksums(weights)
+        return dict(self._built().prepare(open_weights(parcel), version))
 
     async def commit(self, version: int) -> dict[str, int]:
         """Serve what was staged."""
@@ -115,30 +107,23 @@ class EngineActor(ReplicaActor):
             return await asyncio.to_thread(self._commit, version)
 
     def _commit(self, version: int) -> dict[str, int]:
-        if self._staged is None or self._staged[1] != version or self.engine is None:
-            raise EngineError(
-                f"{self.name} is to serve version {version}, and staged "
-                f"{'nothing' if self._staged is None else self._staged[1]}",
-                "weights that were not proved would be served", "prepare first",
-            )  # fmt: skip
-        staged, self._staged = self._staged[0], None  # nothing but the engine holds on to the memory from here on
-        if hasattr(self.engine, "commit"):
-            held = dict(self.engine.commit(version))
-        else:
-            held = {}
-            self.engine.load_weights(staged, version)
+        held = dict(self._built().commit(version))
         self.version = version
         return held
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Answer, beside everybody else's."""
-        if self.engine is None:
-            raise EngineError(f"{self.name} is not built yet", "it has nothing to answer with", "call setup first")
+        engine = self._built()
         self.in_flight += len(requests)
         try:
-            return await asyncio.wrap_future(self.engine.submit(requests))
+            return await asyncio.wrap_future(engine.submit(requests))
         finally:
             self.in_flight -= len(requests)
+
+    def _built(self) -> ServingEngine:
+        if self.engine is None:
+            raise EngineError(f"{self.name} is not built yet", "it has nothing to answer with", "call setup first")
+        return self.engine
 
 
 class WorkerActor(ReplicaActor):
