@@ -114,7 +114,7 @@ def run(policy: Policy, engine: EngineLoop, slow_s: float, *, groups: int, sibli
     )  # fmt: skip
     sampling = Sampling(siblings, 1.0, TOKENS, engine.engine.max_width)
     started = time.perf_counter()
-    found = collector.play(tasks, sampling, purpose="train", step=1)
+    found = collector.run_rollouts(tasks, sampling, purpose="train", step=1)
     seconds = time.perf_counter() - started
     _check([rollout for each in found for rollout in each.group.rollouts])
     return seconds

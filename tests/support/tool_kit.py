@@ -128,4 +128,4 @@ def play(
         tools=environment,
         tool_threads=4,
     )
-    return collector.play(list(tasks), sampling, purpose="train", step=1)
+    return collector.run_rollouts(list(tasks), sampling, purpose="train", step=1)

@@ -179,33 +179,33 @@ class LocalCheckpoints:
         return load_training_checkpoint(self._learner, folder).extra
 
 
-# -- Sampling while the learner learns: who plays, on which event loop, and the books for it ------
+# -- Sampling while the learner learns: the rollout runner, its event loop, and the task queue ----
 
 
 @dataclass(frozen=True)
 class AsyncSampling:
-    """A crew and the thread that it lives in."""
+    """A rollout runner and the thread that its event loop lives in."""
 
-    crew: RolloutRunner
+    runner: RolloutRunner
     thread: EventLoopThread
 
 
 def sample_ahead_here(config: Config, engine: ServingEngine, collector: RolloutCollector) -> AsyncSampling:
-    """A crew in this process."""
+    """A runner in this process."""
     capacity = max(2, 2 * engine_rows(config) // config.num_generations)
-    crew = LocalRolloutRunner(engine, collector, capacity=capacity)
-    return AsyncSampling(crew, EventLoopThread("surefoot-stream"))
+    runner = LocalRolloutRunner(engine, collector, capacity=capacity)
+    return AsyncSampling(runner, EventLoopThread("surefoot-stream"))
 
 
 def make_async_queue(ctx: RunContext, parts: Parts, ahead: AsyncSampling) -> AsyncTaskQueue:
-    """Books that have groups played ahead of the learner."""
+    """A task queue whose groups are sampled ahead of the learner."""
     config, keeper, runtime = ctx.config, ctx.keeper, parts.runtime
 
-    def order(task: Task, visit: int, position: int) -> RolloutRequest:
+    def request(task: Task, visit: int, position: int) -> RolloutRequest:
         return request_for(task, parts.prompts, runtime.train, purpose="train", step=visit, position=position)
 
     stream = AsyncSampler(
-        keeper.ledger, keeper.batches, parts.train, ahead.crew, order, config=config,
+        keeper.ledger, keeper.batches, parts.train, ahead.runner, request, config=config,
         trained=lambda: parts.learner.version, judge=runtime.check_failures, border=ctx.inputs.border,
     )  # fmt: skip
     return AsyncTaskQueue(stream, ahead.thread, stop=lambda: ctx.stop.asked)
@@ -233,7 +233,7 @@ class Parts:
     identity: Mapping[str, str]
     """What the model and the tasks are that the run begins with, as digests; a resume compares them."""
     ahead: AsyncSampling | None = None
-    """Who plays while the learner learns; None when they take turns."""
+    """What samples while the learner learns; None when they take turns."""
     eval_sets: tuple[EvalSet, ...] = ()
     status: Callable[[], dict[str, Any]] | None = None
     """Who runs where, for `surefoot status`; None when all of it is this process."""

@@ -82,11 +82,10 @@ class LocalRuntime(BaseRuntime):
         self.collector.environment.close()
 
 
-# -- Plays groups in this process, many at a time: one engine decodes for all, graders work beside it
-# Promises   grading never holds up decoding; a cancelled play frees its rows at the next token; what a group says is
-# what
-# it would say alone.
-# Never      plays a group on another engine, or changes weights.
+# -- Groups in this process, many at a time: one engine decodes for all, graders work beside it ---
+# Promises   grading never holds up decoding; a cancelled group frees its rows at the next token; the tokens of a group
+# are those that it would have alone.
+# Never      runs a group on another engine, or changes weights.
 
 
 class LocalRolloutRunner:
@@ -100,24 +99,24 @@ class LocalRolloutRunner:
 
     def __init__(self, engine: ServingEngine, collector: RolloutCollector, *, capacity: int) -> None:
         self.engine, self.collector, self._capacity = engine, collector, capacity
-        self._pool = ThreadPoolExecutor(capacity, thread_name_prefix="surefoot-play")
+        self._pool = ThreadPoolExecutor(capacity, thread_name_prefix="surefoot-rollouts")
 
     @property
     def capacity(self) -> int:
         """Groups that can be in flight at once and still be worked on."""
         return self._capacity
 
-    async def play(self, order: RolloutRequest) -> RolloutResult:
-        """Play one group and grade it; cancelled, it is taken out of the engine."""
+    async def run(self, request: RolloutRequest) -> RolloutResult:
+        """Run one group and grade it; cancelled, it is taken out of the engine."""
         caller = CancellableEngine(self.engine.submit)
         collector = copy.copy(self.collector)
         collector.engine = caller
         try:
-            (played,) = await asyncio.get_running_loop().run_in_executor(self._pool, collector.run_rollouts, [order])
+            (result,) = await asyncio.get_running_loop().run_in_executor(self._pool, collector.run_requests, [request])
         except asyncio.CancelledError:
             caller.cancel()
             raise
-        return played
+        return result
 
     def close(self) -> None:
         """End the threads; a grader that is at work is waited for."""

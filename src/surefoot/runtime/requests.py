@@ -1,8 +1,8 @@
-"""What is asked of whoever plays: one order is one group, and everything it takes to play it anywhere.
+"""Rollout requests: one request is one group, and everything it takes to run it anywhere.
 
-Owns       the form of an order, and the seed of every rollout in it.
-Promises   an order that is played twice, by anybody, with the same weights, gives the same tokens from an engine of
-           ours; it can be pickled and holds no more than one task.
+Owns       the form of a request, and the seed of every rollout in it.
+Promises   a request that is run twice, anywhere, with the same weights, gives the same tokens from an engine of ours;
+           it can be pickled and holds no more than one task.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-# -- What is asked of whoever plays: one order is one group, and everything it takes to play it anywhere
+# -- A rollout request: one group, and everything it takes to run it anywhere --------------------
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class RolloutResult:
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """One group to be played.
+    """One group to be sampled and graded.
 
     Example:
         >>> task = Task(id="sums/1+1", prompt="1+1=")
-        >>> order = Order(task, (1, 5), Sampling(2, 1.0, 8, 16), purpose="train", step=7, position=3)
-        >>> order.group, [request.id for request in order.requests(0, frozenset({2}))]
+        >>> request = RolloutRequest(task, (1, 5), Sampling(2, 1.0, 8, 16), purpose="train", step=7, position=3)
+        >>> request.group, [each.id for each in request.requests(0, frozenset({2}))]
         ('train/7/3', ['train/7/3/0', 'train/7/3/1'])
     """
 
@@ -110,21 +110,21 @@ def request_for(
     return RolloutRequest(task, prompts[task.id], sampling, purpose, step, position)
 
 
-# -- The seam between those who decide what is played next and those who play it ------------------
+# -- The seam between what decides which group is next and what runs it --------------------------
 
 
 class RolloutRunner(Protocol):
-    """Whoever plays groups, many at a time: a thread in this process, or a fleet of processes."""
+    """Runs groups of rollouts, many at a time: threads of this process, or a pool of replicas."""
 
     @property
     def capacity(self) -> int:
         """Groups that can be in flight at once and still be worked on."""
 
-    async def play(self, order: RolloutRequest) -> RolloutResult:
-        """Play one group and grade it.
+    async def run(self, request: RolloutRequest) -> RolloutResult:
+        """Run the rollouts of one group and grade them.
 
-        May be cancelled at any moment, and then holds nothing. What cannot be mended by asking again is raised as a
-        typed error; a lost engine or worker is mended inside, by asking another.
+        May be cancelled at any moment, and then holds nothing. What asking again cannot repair is raised as a typed
+        error; a lost engine or worker is replaced inside, and another one asked.
         """
 
 

@@ -75,7 +75,7 @@ class TurnBuilder:
     def __init__(self, codec: Codec, token_count: int) -> None:
         self.codec, self.token_count = codec, token_count
 
-    def hear(self, request: Request, completion: Completion) -> tuple[Turn | None, str | None]:
+    def completion_to_turn(self, request: Request, completion: Completion) -> tuple[Turn | None, str | None]:
         """The turn, and why its rollout has failed if it has."""
         lengths_agree = len(completion.logprobs) == len(completion.token_ids)  # if not, `Turn` says so
         if lengths_agree and not are_logprobs(completion.logprobs):
@@ -118,7 +118,7 @@ GroupEnded = Callable[[int, list[Rollout]], None]
 class Attempt:
     """One rollout under way."""
 
-    order: RolloutRequest
+    group_request: RolloutRequest
     number: int
     """Which request of the call it belongs to."""
     index: int
@@ -137,7 +137,7 @@ class Attempt:
     @property
     def name(self) -> str:
         """Unique in the run."""
-        return f"{self.order.group}/{self.index}"
+        return f"{self.group_request.group}/{self.index}"
 
     @property
     def under_way(self) -> bool:
@@ -146,7 +146,8 @@ class Attempt:
 
     def request(self, seed: int, stop_ids: frozenset[int]) -> Request | None:
         """What is asked of the engine next; None when the context is full."""
-        sampling, turn = self.order.sampling, len(self.turns)
+        asked, turn = self.group_request, len(self.turns)
+        sampling = asked.sampling
         room = min(sampling.max_completion_length, sampling.max_width - len(self.prompt_ids))
         if room < 1:
             return None
@@ -154,13 +155,13 @@ class Attempt:
         return Request(
             id=f"{self.name}/{turn}" if turn else self.name, prompt_ids=self.prompt_ids, max_new_tokens=room,
             temperature=sampling.temperature, stop_ids=stop_ids,
-            seed=derive_seed(seed, self.order.purpose, self.order.step, self.order.task.id, self.index, *later),
+            seed=derive_seed(seed, asked.purpose, asked.step, asked.task.id, self.index, *later),
         )  # fmt: skip
 
     def rollout(self) -> Rollout:
         """As far as it came."""
         return Rollout(
-            self.order.task.id, self.order.group, self.index, tuple(self.turns), failure=self.failure,
+            self.group_request.task.id, self.group_request.group, self.index, tuple(self.turns), failure=self.failure,
             ended=self.ended, own_reward=None if self.failure else self.own_reward,
             seconds=(time.monotonic() if self.over is None else self.over) - self.began,
         )  # fmt: skip
@@ -253,7 +254,7 @@ class ToolRollouts:
         def on_completion(attempt: Attempt, completions: list[Completion]) -> None:
             attempt.asked = None
             check_completions([request], completions)
-            turn, attempt.failure = self.turns.hear(request, completions[0])
+            turn, attempt.failure = self.turns.completion_to_turn(request, completions[0])
             if turn is not None:
                 attempt.turns.append(turn)
                 attempt.ended = LENGTH if turn.finish_reason == LENGTH else ""
@@ -282,16 +283,16 @@ class ToolRollouts:
     def _show_opening(self, attempt: Attempt) -> None:
         """What the world shows goes into the prompt, encoded once per group: siblings answer the same question."""
         assert attempt.session is not None, "an attempt without tools has failed before it spoke"
-        order, opening = attempt.order, attempt.session.opening
+        group_request, opening = attempt.group_request, attempt.session.opening
         if attempt.number not in self._shown:
-            messages = _with_initial_observation(order, opening) if opening else None
-            shown_tools = self.environment.shown(order.task)
+            messages = _with_initial_observation(group_request, opening) if opening else None
+            shown_tools = self.environment.shown(group_request.task)
             prompt = self.codec.encode_prompt(messages, shown_tools) if messages else attempt.prompt_ids
             self._shown[attempt.number] = opening, prompt
         first, attempt.prompt_ids = self._shown[attempt.number]
         if first != opening:
             raise ToolError(
-                f"siblings of {order.task.id} were shown different openings: {first!r}, {opening!r}",
+                f"siblings of {group_request.task.id} were shown different openings: {first!r}, {opening!r}",
                 "an advantage compares answers to the same question",
                 "let reset depend on its arguments and the seed alone",
             )
@@ -312,9 +313,9 @@ class ToolRollouts:
             self.environment.failed(error)
 
     def _open(self, attempt: Attempt) -> None:
-        order = attempt.order
-        seed = derive_seed(self.seed, "tools", order.purpose, order.step, order.task.id)
-        attempt.session = self.environment.open(order.task, attempt.name, seed)
+        group_request = attempt.group_request
+        seed = derive_seed(self.seed, "tools", group_request.purpose, group_request.step, group_request.task.id)
+        attempt.session = self.environment.open(group_request.task, attempt.name, seed)
 
     def _answer(self, attempt: Attempt) -> None:
         assert attempt.session is not None, "an attempt without tools has failed before it spoke"
@@ -360,9 +361,9 @@ class ToolRollouts:
             list(pool.map(_close_tools, held))
 
 
-def _with_initial_observation(order: RolloutRequest, opening: str) -> list[Message]:
+def _with_initial_observation(group_request: RolloutRequest, opening: str) -> list[Message]:
     """The task's messages, the world's words behind the last of them."""
-    *others, last = order.task.messages()
+    *others, last = group_request.task.messages()
     return [*others, {**last, "content": f"{last['content']}{opening}"}]
 
 
@@ -372,11 +373,11 @@ def _close_tools(attempt: Attempt) -> None:
         session.close()
 
 
-# -- Plays one group per task: ask the engine, with tools or without, grade, and keep every fact on the record
+# -- One group per task: ask the engine, with tools or without, grade, and keep every fact on the record
 
 
 class RolloutCollector:
-    """Asks, listens and grades.
+    """Asks engines for completions and grades rollouts.
 
     Args:
         environment: grades finished rollouts.
@@ -394,88 +395,99 @@ class RolloutCollector:
         self.prompts, self.seed, self.token_count = prompts, seed, token_count
         self.tools, self.tool_threads = tools, tool_threads
 
-    def play(
+    def run_rollouts(
         self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int,
         positions: Sequence[int] | None = None, finished: GroupFinished | None = None,
     ) -> list[RolloutResult]:  # fmt: skip
         """One scored group per task, in order; `positions` in the step, from 0 on when left out."""
         places = range(len(tasks)) if positions is None else positions
-        orders = [
+        group_requests = [
             request_for(task, self.prompts, sampling, purpose=purpose, step=step, position=place)
             for place, task in zip(places, tasks, strict=True)
         ]
-        return self.run_rollouts(orders, finished)
+        return self.run_requests(group_requests, finished)
 
-    def run_rollouts(
-        self, orders: Sequence[RolloutRequest], finished: GroupFinished | None = None
+    def run_requests(
+        self, group_requests: Sequence[RolloutRequest], finished: GroupFinished | None = None
     ) -> list[RolloutResult]:
-        """One scored group per order, in order."""
+        """One scored group per request, in order."""
         if self.tools is not None:
-            return self._play_with_tools(self.tools, orders, finished)
-        rollouts = iter(self._rollouts(orders))
-        return self._grade([(o, [next(rollouts) for _ in range(o.sampling.num_generations)]) for o in orders], finished)
+            return self._run_with_tools(self.tools, group_requests, finished)
+        rollouts = iter(self._rollouts(group_requests))
+        return self._grade(
+            [(o, [next(rollouts) for _ in range(o.sampling.num_generations)]) for o in group_requests], finished
+        )
 
-    def _play_with_tools(
-        self, tools: ToolEnvironment, orders: Sequence[RolloutRequest], finished: GroupFinished | None
+    def _run_with_tools(
+        self, tools: ToolEnvironment, group_requests: Sequence[RolloutRequest], finished: GroupFinished | None
     ) -> list[RolloutResult]:
         """Groups end at different times: they are graded beside the others' turns, those that wait together."""
         played: dict[int, RolloutResult] = {}
 
         def grade(over: Sequence[tuple[int, list[Rollout]]]) -> None:
-            found = self._grade([(orders[number], rollouts) for number, rollouts in over], finished)
+            found = self._grade([(group_requests[number], rollouts) for number, rollouts in over], finished)
             played.update({number: one for (number, _), one in zip(over, found, strict=True)})
 
         grading = BackgroundThread(grade, "surefoot-grading")
         try:
             ToolRollouts(
-                orders, tools, self.codec, self.engine, TurnBuilder(self.codec, self.token_count),
+                group_requests, tools, self.codec, self.engine, TurnBuilder(self.codec, self.token_count),
                 lambda number, rollouts: grading.put((number, rollouts)), seed=self.seed, threads=self.tool_threads,
             ).run()  # fmt: skip
             grading.close()
         except BaseException:
             grading.abandon()
             raise
-        return [played[number] for number in range(len(orders))]
+        return [played[number] for number in range(len(group_requests))]
 
     def _grade(
         self, groups: Sequence[tuple[RolloutRequest, list[Rollout]]], finished: GroupFinished | None
     ) -> list[RolloutResult]:
         rollouts = [rollout for _, siblings in groups for rollout in siblings]
-        owners = [order for order, siblings in groups for _ in siblings]
-        tasks = [order.task for order in owners]
+        owners = [group_request for group_request, siblings in groups for _ in siblings]
+        tasks = [group_request.task for group_request in owners]
         if finished is None:
             grades = self.environment.grade(tasks, rollouts)
         else:
             tell = finished
 
             def each(places: Sequence[int], graded: Sequence[Grade]) -> None:
-                order = owners[places[0]]
-                tell(order.position, _result(order, [rollouts[place] for place in places], graded).group)
+                group_request = owners[places[0]]
+                tell(
+                    group_request.position, _result(group_request, [rollouts[place] for place in places], graded).group
+                )
 
             grades = self.environment.grade(tasks, rollouts, each)
         graded = [grade for _, grade in zip(rollouts, grades, strict=True)]
         ends = list(accumulate(len(siblings) for _, siblings in groups))
-        return [_result(order, s, graded[end - len(s) : end]) for (order, s), end in zip(groups, ends, strict=True)]
+        return [
+            _result(group_request, s, graded[end - len(s) : end])
+            for (group_request, s), end in zip(groups, ends, strict=True)
+        ]
 
-    def _rollouts(self, orders: Sequence[RolloutRequest]) -> list[Rollout]:
+    def _rollouts(self, group_requests: Sequence[RolloutRequest]) -> list[Rollout]:
         listener = TurnBuilder(self.codec, self.token_count)
-        asked = [(o, i, r) for o in orders for i, r in enumerate(o.requests(self.seed, self.codec.stop_ids))]
+        asked = [(o, i, r) for o in group_requests for i, r in enumerate(o.requests(self.seed, self.codec.stop_ids))]
         requests = [request for _, _, request in asked]
         started = time.monotonic()
         completions = self.engine.generate(requests)
         seconds = time.monotonic() - started
         check_completions(requests, completions)
         rollouts = []
-        for (order, index, request), completion in zip(asked, completions, strict=True):
-            turn, failure = listener.hear(request, completion)
+        for (group_request, index, request), completion in zip(asked, completions, strict=True):
+            turn, failure = listener.completion_to_turn(request, completion)
             turns = (turn,) if turn else ()
-            rollouts.append(Rollout(order.task.id, order.group, index, turns, failure=failure, seconds=seconds))
+            rollouts.append(
+                Rollout(group_request.task.id, group_request.group, index, turns, failure=failure, seconds=seconds)
+            )
         return rollouts
 
 
-def _result(order: RolloutRequest, siblings: Sequence[Rollout], grades: Sequence[Grade]) -> RolloutResult:
+def _result(group_request: RolloutRequest, siblings: Sequence[Rollout], grades: Sequence[Grade]) -> RolloutResult:
     graded = tuple(_with_grade(rollout, grade) for rollout, grade in zip(siblings, grades, strict=True))
-    return RolloutResult(Group(order.task, order.group, graded), tuple(grade.correct for grade in grades))
+    return RolloutResult(
+        Group(group_request.task, group_request.group, graded), tuple(grade.correct for grade in grades)
+    )
 
 
 def _with_grade(rollout: Rollout, grade: Grade) -> Rollout:

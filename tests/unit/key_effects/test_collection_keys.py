@@ -181,7 +181,7 @@ def test_a_cold_policy_says_what_is_likely(assembled: Build) -> None:
 def test_evaluation_has_its_own_count_and_temperature(assembled: Build) -> None:
     def answers(**keys: Any) -> list[list[tuple[int, ...]]]:
         parts = assembled(**keys)
-        played = parts.runtime.collector.play(parts.heldout, parts.runtime.evaluation, purpose="eval", step=0)
+        played = parts.runtime.collector.run_rollouts(parts.heldout, parts.runtime.evaluation, purpose="eval", step=0)
         return [tokens([p.group]) for p in played]
 
     assert {len(group) for group in answers()} == {1}

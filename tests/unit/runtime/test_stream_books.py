@@ -39,7 +39,7 @@ class Crew:
     def __init__(self, answer: Exception | bool = True) -> None:
         self.answer, self.version = answer, 0
 
-    async def play(self, order: RolloutRequest) -> RolloutResult:
+    async def run(self, order: RolloutRequest) -> RolloutResult:
         if isinstance(self.answer, Exception):
             raise self.answer
         if not self.answer:
@@ -84,7 +84,7 @@ def test_the_loop_draws_keeps_and_settles_as_with_any_books(open_books: Any) -> 
         batch = queue.next_batch(step, 2)
         queue.record_rollouts(batch, batch.groups)
         assert queue.metrics()["async/staleness_max"] <= 1.0
-        queue.version = queue.stream.crew.version = step
+        queue.version = queue.stream.runner.version = step
         queue.advance(step)
         queue.close_batch(batch, step, [None, "partial_group" if step == 2 else None])
     status = queue.status()
@@ -193,9 +193,9 @@ def test_groups_that_are_played_side_by_side_are_those_that_are_played_alone(cre
     made, alone, _ = crew
 
     async def all_at_once() -> list[RolloutResult]:
-        return list(await asyncio.gather(*(made.play(o) for o in reversed(orders(alone)))))
+        return list(await asyncio.gather(*(made.run(o) for o in reversed(orders(alone)))))
 
-    assert asyncio.run(all_at_once())[::-1] == alone.run_rollouts(orders(alone))
+    assert asyncio.run(all_at_once())[::-1] == alone.run_requests(orders(alone))
 
 
 def test_a_slow_grader_does_not_hold_up_decoding(crew: Any) -> None:
@@ -203,7 +203,7 @@ def test_a_slow_grader_does_not_hold_up_decoding(crew: Any) -> None:
     grader.hold = threading.Event()
 
     async def test() -> None:
-        play = asyncio.ensure_future(made.play(orders(alone)[0]))
+        play = asyncio.ensure_future(made.run(orders(alone)[0]))
         while not grader.began.is_set():
             await asyncio.sleep(0)
         request = Request("q", (4, 9), 3, 1.0, frozenset(), 1)
@@ -220,7 +220,7 @@ def test_a_cancelled_play_leaves_the_engine(crew: Any) -> None:
     made.engine.pause("keep")
 
     async def test() -> None:
-        play = asyncio.ensure_future(made.play(orders(alone)[0]))
+        play = asyncio.ensure_future(made.run(orders(alone)[0]))
         while not made.engine.in_flight:
             await asyncio.sleep(0)
         play.cancel()

@@ -133,7 +133,7 @@ class WorkerActor(ReplicaActor):
         _forget_connections_in_children()
         super().__init__(name, process)
         self.recipe = recipe
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="play")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rollouts")
 
     async def setup(self) -> dict[str, Any]:
         """Fork the reward processes, then import the rest."""
@@ -144,7 +144,7 @@ class WorkerActor(ReplicaActor):
         self.ready()
         return await self.whereabouts()
 
-    async def play(self, order: RolloutRequest, engine: Any, attempt: int) -> RolloutReport:
+    async def run(self, request: RolloutRequest, engine: Any, attempt: int) -> RolloutReport:
         """One group, with completions of this engine; cancelled, it stops waiting for them."""
         from surefoot.runtime.rollout import RolloutCollector
 
@@ -160,14 +160,14 @@ class WorkerActor(ReplicaActor):
         )  # fmt: skip
         self.in_flight += 1
         try:
-            (played,) = await loop.run_in_executor(self._threads, collector.run_rollouts, [order])
+            (played,) = await loop.run_in_executor(self._threads, collector.run_requests, [request])
         except asyncio.CancelledError:
             client.cancel()
             raise
         finally:
             self.in_flight -= 1
         failed = any(rollout.reward is None for rollout in played.group.rollouts)
-        return RolloutReport(order.group, attempt, played, self.environment.explain_failures() if failed else "")
+        return RolloutReport(request.group, attempt, played, self.environment.explain_failures() if failed else "")
 
 
 async def _completions_of(engine: Any, requests: Sequence[Request]) -> list[Completion]:

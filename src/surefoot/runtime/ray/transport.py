@@ -148,9 +148,9 @@ class RayEngine(RayReplica):
 class RayWorker(RayReplica):
     """`fleet_members.WorkerMember`."""
 
-    async def play(self, order: RolloutRequest, engine: RayEngine, attempt: int) -> RolloutReport:
+    async def run(self, request: RolloutRequest, engine: RayEngine, attempt: int) -> RolloutReport:
         """One group; the worker asks the engine directly."""
-        report: RolloutReport = await self.call("play", order, engine.handle, attempt)
+        report: RolloutReport = await self.call("run", request, engine.handle, attempt)
         return report
 
 
