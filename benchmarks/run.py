@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 ORDER = (
     "startup", "plugin_startup", "check_cost", "guard_rates", "bisect_noise", "affected", "chunked_loss", "decode",
     "end_to_end", "durability", "keeping", "sinks", "routing", "weight_sync",
-    "overlap", "long_tail", "mcp_calls", "sandbox", "streaming",
+    "overlap", "long_tail", "tool_rollouts", "mcp_calls", "sandbox", "streaming",
     "near_duplicates", "learning",
 )  # fmt: skip
 QUICK = {
@@ -49,6 +49,7 @@ QUICK = {
     "weight_sync": ["--millions", "40", "--pairs", "3", "--allow-dirty"],
     "overlap": ["--quick"],
     "long_tail": ["--quick"],
+    "tool_rollouts": ["--quick"],
     "mcp_calls": ["--quick"],
     "sandbox": ["--pairs", "9", "--allow-dirty"],
     "streaming": [

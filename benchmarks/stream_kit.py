@@ -51,7 +51,7 @@ class Crew:
     def __post_init__(self) -> None:
         self._free = asyncio.Semaphore(self.generators)
 
-    async def play(self, order: RolloutRequest) -> RolloutResult:
+    async def run(self, order: RolloutRequest) -> RolloutResult:
         """One group: a generator for its time, then the tool."""
         seconds = self.seconds[order.position]
         async with self._generator():
@@ -138,7 +138,7 @@ async def in_turns(folder: Path, config: Config, crew: Crew, learn: Learn, *, ex
     began, n = now(), config.tasks_per_step
     for step in range(1, config.max_steps + 1):
         asked = queue.next_batch(step, math.ceil(n * (1 + extra)))
-        plays = [asyncio.ensure_future(crew.play(order_of(t, 0, int(t.id[1:])))) for t in asked.tasks]
+        plays = [asyncio.ensure_future(crew.run(order_of(t, 0, int(t.id[1:])))) for t in asked.tasks]
         finished = [await play for play in await _first(plays, n)]
         by_task = {played.group.task.id: played.group for played in finished}
         if not extra:

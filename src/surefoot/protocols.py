@@ -117,6 +117,20 @@ class ServingEngine(Engine, Protocol):
     def in_flight(self) -> int:
         """Completions that were asked for and are not finished."""
 
+    @property
+    def pack_seconds(self) -> float:
+        """What laying out the weights in force for decoding has cost so far; paid with the first token."""
+
+    def prepare(self, weights: Weights, version: int) -> Mapping[str, int]:
+        """Stage these weights beside those in force; checksum per tensor of what it holds, computed by itself."""
+
+    def commit(self, version: int) -> Mapping[str, int]:
+        """Serve what was staged from the next token on and drop every prefix cache.
+
+        Returns:
+            Checksums of what is now in force, where the engine can read its weights back; else an empty mapping.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Grade:
@@ -199,6 +213,10 @@ class Toolkit(Protocol):
     @property
     def specs(self) -> Sequence[ToolSpec]:
         """Every tool, fixed for the whole run."""
+
+    @property
+    def routes(self) -> Mapping[str, Sequence[str]]:
+        """Environment -> its tools, where tasks choose between several; empty when all tasks have all tools."""
 
     def open(self, task: Task, rollout: str, seed: int) -> Toolbox:
         """Tools for one rollout; a `ToolFailedError` when there are none to be had now.
@@ -435,6 +453,15 @@ class TaskQueue(Protocol):
 
     def close_batch(self, batch: StepBatch, step: int, drop_reasons: Sequence[str | None]) -> None:
         """The batch is finished after `step`; per task, None when it was trained on, else why it was dropped."""
+
+    def advance(self, version: int) -> None:
+        """Engines serve this version from now on."""
+
+    def graders_failed(self) -> None:
+        """The run ends because graders failed: groups without a verdict that wait are asked for again on a resume."""
+
+    def close(self) -> None:
+        """Ask for no further group; ledger and journal may be read by anybody after this. May be called twice."""
 
 
 class Runtime(Protocol):

@@ -93,7 +93,7 @@ def test_planted_stale_groups_that_are_dropped_are_caught(monkeypatch: pytest.Mo
 
 async def _fly_on(self: AsyncSampler, flight: InFlightGroup, order: Any) -> None:
     """A group that takes too long is asked for again, and its answer still comes when it comes."""
-    play = asyncio.ensure_future(self.crew.play(order))
+    play = asyncio.ensure_future(self.runner.run(order))
     self.__dict__.setdefault("late_plays", []).append(play)
     try:
         done, _ = await asyncio.wait({play}, timeout=self.config.rollout_timeout_s / 20)
@@ -163,7 +163,7 @@ def test_planted_resume_that_forgets_finished_groups_is_caught(monkeypatch: pyte
 
 
 def test_planted_missing_back_pressure_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AsyncSampler, "_room", lambda self: self.crew.capacity - len(self._flights))
+    monkeypatch.setattr(AsyncSampler, "_room", lambda self: self.runner.capacity - len(self._flights))
     assert "groups are under way" in a_seed_fails()
 
 

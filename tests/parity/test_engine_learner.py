@@ -98,7 +98,8 @@ def make_pair(net: Any, *, temperature: float = 1.0, rate: float = 5e-3) -> tupl
     settings = LearnerSettings(
         loss=LossSettings(), learning_rate=rate, max_steps=20, max_completion_length=12, temperature=temperature, pad_token_id=0
     )  # fmt: skip
-    return LocalRuntime(collector, train=sampling, evaluation=sampling, max_failures=0.0), GRPOLearner(net, settings)
+    runtime = LocalRuntime(engine, collector, train=sampling, evaluation=sampling, max_failures=0.0)
+    return runtime, GRPOLearner(net, settings)
 
 
 def drawn(runtime: LocalRuntime, step: int = 1) -> list[TrainSample]:
@@ -191,7 +192,7 @@ def test_planted_single_tensor_that_did_not_arrive_is_seen(name: str, part: str)
 def test_planted_position_off_by_one_is_seen() -> None:
     runtime, learner = make_pair(make_net())
     runtime.publish(learner.weights(), 0)
-    decoder: Any = runtime.collector.engine.decoder  # type: ignore[attr-defined]
+    decoder: Any = runtime.engine.decoder  # type: ignore[attr-defined]
     decoder.cos, decoder.sin = (copy.deepcopy(t).roll(-1, 0) for t in (decoder.cos, decoder.sin))
     prefill = decoder.prefill(PROMPTS["t1"])[1]
     honest = EmbeddedEngine(decoder.spec, rows=16, max_width=64)

@@ -90,12 +90,12 @@ def test_planted_logprob_of_the_likeliest_token_stops_step_1(monkeypatch: pytest
 
 def test_planted_record_with_the_logprobs_of_other_tokens_stops_step_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where an engine's answer is put on record (`runtime.rollout`): the best first, as a ranked map would give them."""
-    hear = TurnBuilder.hear
+    honest = TurnBuilder.completion_to_turn
 
     def ranked(self: TurnBuilder, request: Request, completion: Completion) -> Any:
         best_first = tuple(sorted(completion.logprobs, reverse=True))
-        return hear(self, request, replace(completion, logprobs=best_first))
+        return honest(self, request, replace(completion, logprobs=best_first))
 
-    monkeypatch.setattr(TurnBuilder, "hear", ranked)
+    monkeypatch.setattr(TurnBuilder, "completion_to_turn", ranked)
     with pytest.raises(NumericsError, match="disagree"):
         learn()

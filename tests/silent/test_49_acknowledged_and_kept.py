@@ -28,7 +28,7 @@ class Deaf(EmbeddedEngine):
 def make_runtime(engine: EmbeddedEngine, learner: Any) -> LocalRuntime:
     plain = make_plain_runtime(engine)
     return LocalRuntime(
-        plain.collector, train=plain.train, evaluation=plain.evaluation, max_failures=0.0, score=learner.score
+        engine, plain.collector, train=plain.train, evaluation=plain.evaluation, max_failures=0.0, score=learner.score
     )
 
 

@@ -145,7 +145,7 @@ class Replicas:
             else:
                 self.versions[i] = version
 
-    async def play(self, order: RolloutRequest) -> RolloutResult:
+    async def run(self, order: RolloutRequest) -> RolloutResult:
         world = self.world
         self.life.asked(order)
         self.in_play += 1

@@ -74,7 +74,7 @@ class FakeEngine(FakeMember):
 
 
 class FakeWorker(FakeMember):
-    async def play(self, asked: RolloutRequest, engine: FakeEngine, attempt: int) -> RolloutReport:
+    async def run(self, asked: RolloutRequest, engine: FakeEngine, attempt: int) -> RolloutReport:
         self.transport.tries.append((asked.group, attempt, self.name, self.life, engine.name, engine.version))
         play = asyncio.ensure_future(self.transport.act(self, asked, engine, attempt))
         ends = [play, *(asyncio.ensure_future(member.died.wait()) for member in (self, engine))]

@@ -145,7 +145,7 @@ class World:
         environment = SingleTurnEnvironment(Pool(values), {"mark": 1.0})  # type: ignore[arg-type]
         collector = RolloutCollector(engine, environment, Codec(), PROMPTS, seed=0, token_count=VOCAB)
         sampling = Sampling(len(REWARDS), 1.0, WIDTH, 32)
-        groups = [p.group for p in collector.play(TASKS, sampling, purpose="train", step=2)]
+        groups = [p.group for p in collector.run_rollouts(TASKS, sampling, purpose="train", step=2)]
         invariants.check_groups(groups, vocab_size=VOCAB, stop_ids=Codec.stop_ids)
         DiversityGuard().check(groups)
         assert all(math.isfinite(v) for v in group_metrics(groups).values()), "a metric is not finite"

@@ -95,7 +95,7 @@ def make_runtime(
         engine, environment or TinyEnvironment(), TinyCodec(), PROMPTS, seed=seed, token_count=token_count
     )
     sampling = Sampling(size, temperature, LONGEST, 48)
-    return LocalRuntime(collector, train=sampling, evaluation=sampling, max_failures=max_failures)
+    return LocalRuntime(engine, collector, train=sampling, evaluation=sampling, max_failures=max_failures)
 
 
 def make_learner(net: Any, *, loss: Mapping[str, Any] | None = None, **changes: Any) -> GRPOLearner:

@@ -63,6 +63,7 @@ class Kit:
     """A toolkit of such boxes, one per rollout."""
 
     specs = (ToolSpec("tool", "a tool", {"type": "object"}),)
+    routes: Mapping[str, Sequence[str]] = {}
 
     def __init__(self, make: Callable[[str], Box]) -> None:
         self.make, self.boxes, self.closed = make, {}, 0  # type: ignore[var-annotated]
@@ -118,6 +119,13 @@ def play(
     environment = ToolEnvironment(graders or Graders(), kit, limits or ToolLimits(max_turns=4), clock)  # type: ignore[arg-type]
     prompts = {task.id: made.encode_prompt(task.messages()) for task in tasks}
     collector = RolloutCollector(
-        engine or speaker(says), environment, made, prompts, seed=0, token_count=made.token_count, tool_threads=4
+        engine or speaker(says),
+        environment,
+        made,
+        prompts,
+        seed=0,
+        token_count=made.token_count,
+        tools=environment,
+        tool_threads=4,
     )
-    return collector.play(list(tasks), sampling, purpose="train", step=1)
+    return collector.run_rollouts(list(tasks), sampling, purpose="train", step=1)

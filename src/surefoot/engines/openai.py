@@ -310,6 +310,11 @@ class OpenAIEngine:
         return self._version
 
     @property
+    def pack_seconds(self) -> float:
+        """The server's own affair."""
+        return 0.0
+
+    @property
     def in_flight(self) -> int:
         """Completions that were asked for and are not finished."""
         return self._asked

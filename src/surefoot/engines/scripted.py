@@ -13,6 +13,7 @@ Use it to test environments, rewards and loops without a model:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from surefoot.errors import EngineError
 from surefoot.protocols import Completion, Request, Weights
@@ -38,6 +39,7 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.loaded_versions: list[int] = []
         self.current_version = 0
+        self.pack_seconds = 0.0
 
     @property
     def version(self) -> int:
@@ -57,6 +59,15 @@ class ScriptedEngine:
             self.on_generate(self)
         self.requests.extend(requests)
         return [self._complete(request, started) for request in requests]
+
+    def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        """Answered when this returns, in the caller's own thread."""
+        answers: Future[list[Completion]] = Future()
+        try:
+            answers.set_result(self.generate(requests))
+        except Exception as error:  # noqa: BLE001 - it is raised where the answer is taken
+            answers.set_exception(error)
+        return answers
 
     def _complete(self, request: Request, started: int) -> Completion:
         tokens = tuple(self.script(request))

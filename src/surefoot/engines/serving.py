@@ -2,9 +2,9 @@
 
 Owns       the thread that owns the engine, and who waits for which rollout.
 Promises   requests enter rows as these come free, from any thread, at any time; what a rollout says depends on its
-           prompt, seed and weights alone, bit for bit what `EmbeddedEngine.generate` says; weights change between two
-           tokens; an exception reaches exactly those whose rollouts it ended; a cancelled future frees its rows; after
-           `close` there is no thread and nobody waits.
+           prompt, seed and weights alone, bit for bit what `EmbeddedEngine.generate` says: the thread has as many torch
+           threads as the one that made it; weights change between two tokens; an exception reaches exactly those whose
+           rollouts it ended; a cancelled future frees its rows; after `close` there is no thread and nobody waits.
 Never      lets two threads touch the engine, or hands it weights that somebody else is changing.
 
     submit --> note --> [ the thread: notes, advance, notes, advance ... ] --> future
@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from surefoot.errors import ConfigError, EngineError
+from surefoot.maths.checksums import checksums
 from surefoot.protocols import Completion, InFlightPolicy, Request, Weights
 
 T = TypeVar("T")
@@ -34,6 +37,10 @@ class SteppingEngine(Protocol):
     @property
     def version(self) -> int:
         """Version of the weights in force."""
+
+    @property
+    def pack_seconds(self) -> float:
+        """What laying out the weights in force for decoding has cost."""
 
     def enter(self, requests: Sequence[Request]) -> list[int]:
         """Take these in; one ticket each, or an exception and none of them is in."""
@@ -90,6 +97,8 @@ class EngineLoop:
         self._emptied: list[Future[None]] = []
         """Those who wait until nothing is in flight."""
         self._end: BaseException | None = None
+        self._prepared: tuple[Weights, int] | None = None
+        self._torch_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name=f"surefoot-{name}", daemon=True)
         self._thread.start()
 
@@ -100,6 +109,11 @@ class EngineLoop:
         """Version of the weights in force."""
         version: int = self.between_tokens(lambda engine: engine.version)
         return version
+
+    @property
+    def pack_seconds(self) -> float:
+        """What laying out the weights in force for decoding has cost; 0 until the first token needed it."""
+        return self.between_tokens(lambda engine: float(engine.pack_seconds))
 
     @property
     def in_flight(self) -> int:
@@ -120,15 +134,49 @@ class EngineLoop:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Answer every request, in order; the engine goes on with everybody else's meanwhile."""
+        asked = self.submit(requests)
         try:
-            return self.submit(requests).result()
+            return asked.result()
         except CancelledError as error:
             raise self._closed("the engine was closed while it answered") from error
+        except BaseException:
+            asked.cancel()  # the caller was interrupted: nobody waits for it any more
+            raise
+
+    def prepare(self, weights: Weights, version: int) -> Mapping[str, int]:
+        """Keep hold of these weights, or of a copy; what is served does not change.
+
+        Returns:
+            Checksum per tensor of what it holds.
+        """
+        self._prepared = None
+        held = self._own(weights)
+        self._prepared = held, version
+        return checksums(held)
+
+    def commit(self, version: int) -> Mapping[str, int]:
+        """Serve what was prepared from the next token on.
+
+        Returns:
+            Nothing: weights that are laid out for decoding cannot be read back.
+        """
+        prepared, self._prepared = self._prepared, None  # nothing but the engine holds on to the memory from here on
+        if prepared is None or prepared[1] != version:
+            raise EngineError(
+                f"told to serve version {version}, prepared was {'nothing' if prepared is None else prepared[1]}",
+                "weights that nobody checked would be served under a name",
+                "call prepare first",
+            )
+        self.between_tokens(lambda engine: engine.load_weights(prepared[0], version))
+        return {}
 
     def load_weights(self, weights: Weights, version: int) -> None:
         """Serve these weights from the next token on."""
-        mine = {name: value.detach().clone() for name, value in weights.items()} if self.copy_weights else weights
-        self.between_tokens(lambda engine: engine.load_weights(mine, version))
+        held = self._own(weights)
+        self.between_tokens(lambda engine: engine.load_weights(held, version))
+
+    def _own(self, weights: Weights) -> Weights:
+        return {name: value.detach().clone() for name, value in weights.items()} if self.copy_weights else weights
 
     def pause(self, in_flight: InFlightPolicy = "keep") -> None:
         """No token is drawn after this returns, and new requests wait. No run calls this: weights load between tokens.
@@ -195,6 +243,8 @@ class EngineLoop:
     # -- the thread ---------------------------------------------------------------------
 
     def _run(self) -> None:
+        # A new thread's matrix products use every core until the number is set in it: other sums, other last bits.
+        torch.set_num_threads(self._torch_threads)
         try:
             while self._read_notes():
                 if self._draws:

@@ -113,6 +113,11 @@ class VllmRequests:
         return self._version
 
     @property
+    def pack_seconds(self) -> float:
+        """vLLM lays its weights out while it loads them."""
+        return 0.0
+
+    @property
     def busy(self) -> bool:
         """Whether anybody waits or runs."""
         return bool(self._rows)

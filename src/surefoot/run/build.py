@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from surefoot.config import Config
-from surefoot.engines.embedded import EmbeddedEngine
-from surefoot.engines.serving import EngineLoop
 from surefoot.learner.chat import ChatCodec
 from surefoot.learner.checkpoint import weights_of
 from surefoot.learner.model import Policy
-from surefoot.protocols import Engine, Learner, Runtime, ServingEngine, Toolkit, ToolSpec
+from surefoot.protocols import Learner, ServingEngine, ToolSpec
 from surefoot.records import Task
-from surefoot.rewards.components import weighs_environment_reward
 from surefoot.rewards.pool import RewardPool
 from surefoot.rewards.rules import EvalSet
-from surefoot.rewards.single_turn import SingleTurnEnvironment
 from surefoot.run.inputs import Inputs
 from surefoot.run.model import Prepared, make_learner, prepare, probe_tolerance
 from surefoot.runtime.async_queue import AsyncTaskQueue
 from surefoot.runtime.base import BaseRuntime
 from surefoot.runtime.local import LocalRolloutRunner, LocalRuntime
-from surefoot.runtime.requests import RolloutRequest, RolloutRunner
+from surefoot.runtime.requests import RolloutRequest, RolloutRunner, request_for
 from surefoot.runtime.rollout import RolloutCollector
 from surefoot.runtime.sampler import AsyncSampler
-from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec
+from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec, WorkerSpec, portable
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.system.hashing import sha256_of_sized
-from surefoot.tools.parsing import TOOL_CALL
-from surefoot.tools.session import ToolEnvironment
-from surefoot.tools.toolkits import fingerprint
+from surefoot.tools.toolkits import ToolkitSpec, fingerprint
 
 if TYPE_CHECKING:
     from surefoot.run.session import RunContext
@@ -65,6 +59,11 @@ class VllmEngineSpec:
     gpu_memory_utilization: float
     seed: int
     threads: int
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """None: it asks nobody."""
+        return ()
 
     def build(self) -> ServingEngine:
         """In the process where it will run."""
@@ -106,8 +105,16 @@ class ServerEngineSpec:
         return engine
 
 
-def engine_spec(config: Config, policy: Policy, width: int) -> EngineSpec:
-    """What an engine's process needs to build its own."""
+def engine_spec(
+    config: Config, policy: Policy, width: int, *, beside_learner: bool = False, answer_only: bool = False
+) -> EngineSpec:
+    """What it takes to build the engine, here or in a process of its own.
+
+    Args:
+        beside_learner: it is handed the learner's own tensors, which change while others sample from them when
+            max_staleness > 0; weights in shared memory do not.
+        answer_only: nothing will be trained, so a server that takes no weights will do.
+    """
     parameter = next(policy.model.parameters())
     if config.engine.kind == "vllm":
         return VllmEngineSpec(
@@ -117,52 +124,59 @@ def engine_spec(config: Config, policy: Policy, width: int) -> EngineSpec:
         )  # fmt: skip
     if config.engine.kind == "openai":
         assert config.engine.url is not None, "the config gives the two together"
-        return ServerEngineSpec(config.engine.url, engine_rows(config))
-    return EmbeddedEngineSpec(policy.spec, engine_rows(config), width, parameter.device.type, config.dtype)
+        return ServerEngineSpec(config.engine.url, engine_rows(config), answer_only=answer_only)
+    return EmbeddedEngineSpec(
+        policy.spec, engine_rows(config), width, parameter.device.type, config.dtype,
+        copy_weights=beside_learner and config.max_staleness > 0,
+    )  # fmt: skip
 
 
-def make_engine(config: Config, policy: Policy, width: int, *, answer_only: bool = False) -> Engine:
-    """The engine of a run in one process; one that many ask at once when sampling overlaps learning."""
-    if config.engine.kind != "embedded":
-        recipe = engine_spec(config, policy, width)
-        return (replace(recipe, answer_only=answer_only) if isinstance(recipe, ServerEngineSpec) else recipe).build()
-    parameter = next(policy.model.parameters())
-    engine = EmbeddedEngine(
-        policy.spec, rows=engine_rows(config), max_width=width, device=str(parameter.device), dtype=parameter.dtype
-    )
-    # The learner's own tensors change while others sample from them: the loop serves a copy.
-    return EngineLoop(engine, copy_weights=True) if config.max_staleness > 0 else engine
+def worker_spec(config: Config, inputs: Inputs, codec: ChatCodec, tools: ToolkitSpec | None) -> WorkerSpec:
+    """What rollouts are asked and graded with, here or in a process of their own.
+
+    Args:
+        tools: with the call format of this policy.
+    """
+    return WorkerSpec(
+        portable(inputs.functions), inputs.weights, inputs.metric, config.reward_workers, config.reward_timeout_s,
+        config.reward_memory_mb, codec, config.seed, codec.token_count, tools, inputs.unsafe,
+        {each.name: each.judges for each in inputs.eval_sets},
+        inputs.forked, inputs.rules, config.pass_env,
+    )  # fmt: skip
 
 
-# -- Sampling while the learner learns: who plays, on which event loop, and the books for it ------
+def with_call_format(tools: ToolkitSpec | None, ready: Prepared) -> ToolkitSpec | None:
+    """The tools, called as this policy writes calls."""
+    return None if tools is None else replace(tools, call_format=ready.call_format)
+
+
+# -- Sampling while the learner learns: the rollout runner, its event loop, and the task queue ----
 
 
 @dataclass(frozen=True)
 class AsyncSampling:
-    """A crew and the thread that it lives in."""
+    """A rollout runner and the thread that its event loop lives in."""
 
-    crew: RolloutRunner
+    runner: RolloutRunner
     thread: EventLoopThread
 
 
-def sample_ahead_here(config: Config, engine: Engine, collector: RolloutCollector) -> AsyncSampling:
-    """A crew in this process."""
-    assert hasattr(engine, "submit"), "make_engine gives one that many may ask"
+def sample_ahead_here(config: Config, engine: ServingEngine, collector: RolloutCollector) -> AsyncSampling:
+    """A runner in this process."""
     capacity = max(2, 2 * engine_rows(config) // config.num_generations)
-    crew = LocalRolloutRunner(cast(ServingEngine, engine), collector, capacity=capacity)
-    return AsyncSampling(crew, EventLoopThread("surefoot-stream"))
+    runner = LocalRolloutRunner(engine, collector, capacity=capacity)
+    return AsyncSampling(runner, EventLoopThread("surefoot-stream"))
 
 
 def make_async_queue(ctx: RunContext, parts: Parts, ahead: AsyncSampling) -> AsyncTaskQueue:
-    """Books that have groups played ahead of the learner."""
+    """A task queue whose groups are sampled ahead of the learner."""
     config, keeper, runtime = ctx.config, ctx.keeper, parts.runtime
-    assert isinstance(runtime, BaseRuntime), "both runtimes judge"
 
-    def order(task: Task, visit: int, position: int) -> RolloutRequest:
-        return RolloutRequest(task, parts.prompts[task.id], runtime.train, "train", visit, position)
+    def request(task: Task, visit: int, position: int) -> RolloutRequest:
+        return request_for(task, parts.prompts, runtime.train, purpose="train", step=visit, position=position)
 
     stream = AsyncSampler(
-        keeper.ledger, keeper.batches, parts.train, ahead.crew, order, config=config,
+        keeper.ledger, keeper.batches, parts.train, ahead.runner, request, config=config,
         trained=lambda: parts.learner.facts.version, judge=runtime.check_failures, border=ctx.inputs.border,
     )  # fmt: skip
     return AsyncTaskQueue(stream, ahead.thread, stop=lambda: ctx.stop.asked)
@@ -178,7 +192,7 @@ class Parts:
     policy: Policy
     codec: ChatCodec
     learner: Learner
-    runtime: Runtime
+    runtime: BaseRuntime
     prompts: Mapping[str, tuple[int, ...]]
     train: Sequence[Task]
     heldout: tuple[Task, ...]
@@ -189,8 +203,10 @@ class Parts:
     identity: Mapping[str, str]
     """What the model and the tasks are that the run begins with, as digests; a resume compares them."""
     ahead: AsyncSampling | None = None
-    """Who plays while the learner learns; None when they take turns."""
+    """What samples while the learner learns; None when they take turns."""
     eval_sets: tuple[EvalSet, ...] = ()
+    status: Callable[[], dict[str, Any]] | None = None
+    """Who runs where, for `surefoot status`; None when all of it is this process."""
 
 
 def build(
@@ -212,17 +228,21 @@ def build(
         if toolkit is not None:
             stack.callback(toolkit.close)
         specs = () if toolkit is None else tuple(toolkit.specs)
-        ready = prepare(config, base, inputs, specs, getattr(toolkit, "routes", None))
+        ready = prepare(config, base, inputs, specs, None if toolkit is None else toolkit.routes)
         learner = make_learner(config, base, ready.policy, ready.codec, ready.train)
-        engine = make_engine(config, ready.policy, ready.engine_width, answer_only=answer_only)
+        spec = engine_spec(config, ready.policy, ready.engine_width, beside_learner=True, answer_only=answer_only)
+        engine = spec.build()
         stack.pop_all()  # from here on the runtime closes it
+    worker = worker_spec(config, inputs, ready.codec, with_call_format(inputs.tools, ready))
+    environment = worker.environment(pool, toolkit)
     collector = RolloutCollector(
-        engine, environment_of(inputs, pool, toolkit, ready.call_format), ready.codec, ready.prompts, seed=config.seed,
+        engine, environment.graders, ready.codec, ready.prompts, seed=config.seed, tools=environment.tools,
         token_count=ready.codec.token_count, tool_threads=config.tools.concurrency,
     )  # fmt: skip
     runtime = LocalRuntime(
-        collector, train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
-        probe_prompts=[ready.prompts[task.id] for task in ready.train[:64]] if inputs_are_large(ready) else None,
+        engine, collector, train=ready.sampling, evaluation=ready.eval_sampling,
+        max_failures=config.max_reward_failures,
+        probe_prompts=[ready.prompts[task.id] for task in ready.train[:64]] if ready.streamed else None,
         score=learner.score, tolerance=probe_tolerance(config), probe_width=ready.engine_width,
     )  # fmt: skip
     ahead = sample_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
@@ -231,24 +251,6 @@ def build(
         ready.train, ready.heldout, ready.left_out, ready.cramped, run_fingerprint(ready, specs), ahead,
         ready.eval_sets,
     )  # fmt: skip
-
-
-def inputs_are_large(ready: Prepared) -> bool:
-    """Whether nobody may walk over all prompts."""
-    return not isinstance(ready.prompts, dict)
-
-
-def environment_of(
-    inputs: Inputs, pool: RewardPool, toolkit: Toolkit | None, call_format: str = TOOL_CALL
-) -> SingleTurnEnvironment | ToolEnvironment:
-    """Who grades, and with what rollouts may work."""
-    sets = {each.name: each.judges for each in inputs.eval_sets}
-    if toolkit is None or inputs.tools is None:
-        return SingleTurnEnvironment(pool, inputs.weights, inputs.metric, sets=sets, rules=inputs.rules)
-    alone = inputs.tools.environment is None
-    graders = SingleTurnEnvironment(pool, inputs.weights, inputs.metric, alone=alone, sets=sets, rules=inputs.rules)
-    adds_own = not weighs_environment_reward(inputs.functions, inputs.weights)
-    return ToolEnvironment(graders, toolkit, inputs.tools.limits, adds_own=adds_own, call_format=call_format)
 
 
 def run_fingerprint(ready: Prepared, tools: Sequence[ToolSpec] = ()) -> dict[str, str]:

@@ -208,6 +208,8 @@ class Prepared:
     """Evaluation sets, with the tasks that fit."""
     call_format: str = TOOL_CALL
     """How the policy writes calls."""
+    streamed: bool = False
+    """The tasks lie in a file and are read as they are visited: nobody may walk over all prompts."""
 
 
 def set_determinism(config: Config) -> None:
@@ -251,14 +253,15 @@ def prepare(
         config.max_completion_length + config.tools.max_result_tokens + codec.reply_overhead
     )
     width = min(context, longest + room)
-    seen = looked_at if isinstance(train, StreamingDataset) else (*train, *looked_at)
+    streamed = isinstance(train, StreamingDataset)
+    seen = looked_at if streamed else (*train, *looked_at)
     cramped = sum(len(prompts[t.id]) + config.max_completion_length > width for t in seen)
     temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
     return Prepared(
         policy, codec, prompts, train, heldout, width, min(context, max(width, LONG + TOKENS)),
         Sampling(config.num_generations, config.temperature, config.max_completion_length, width),
         Sampling(config.num_generations_eval, temperature, config.max_completion_length, width), left_out, cramped,
-        eval_sets, call_format,
+        eval_sets, call_format, streamed,
     )  # fmt: skip
 
 

@@ -7,19 +7,26 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from surefoot.config import Config
 from surefoot.learner.model import resolve_device
 from surefoot.protocols import ToolSpec
 from surefoot.records import Task
 from surefoot.rewards.pool import RewardPool
-from surefoot.run.build import AsyncSampling, Parts, engine_rows, engine_spec, environment_of, run_fingerprint
+from surefoot.run.build import (
+    AsyncSampling,
+    Parts,
+    engine_rows,
+    engine_spec,
+    run_fingerprint,
+    with_call_format,
+    worker_spec,
+)
 from surefoot.run.inputs import Inputs
 from surefoot.run.model import Prepared, channels_of, prepare, probe_tolerance, settings_of
 from surefoot.runtime.probes import AsyncScore, Score, make_probes
 from surefoot.runtime.ray.runtime import RayDeployment, RayRuntime
-from surefoot.runtime.specs import LearnerSpec, WorkerSpec, portable
+from surefoot.runtime.specs import LearnerSpec
 from surefoot.runtime.weights import Publisher
 from surefoot.tools.toolkits import NamedTools, ToolkitSpec
 
@@ -47,7 +54,7 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
     """Start the cluster, the learner and the fleet; what was started ends if any of it fails."""
     specs, routes, tools = _look_at_tools(inputs, logs)
     ready = prepare(config, base, inputs, specs, routes)
-    tools = None if tools is None else replace(tools, call_format=ready.call_format)
+    worker = worker_spec(config, inputs, ready.codec, with_call_format(tools, ready))
     with ExitStack() as stack:
         site = RayDeployment(
             config.runtime, logs=logs, threads=config.threads, deterministic=resolve_device(config.device) == "cpu",
@@ -56,11 +63,10 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
         stack.callback(site.close)
         learner = site.start_learner(_learner_spec(config, base, ready.train))
         fleet = site.start_replicas(
-            engine_spec(config, ready.policy, ready.engine_width), _worker_spec(config, inputs, ready.codec, tools),
-            engine_slots=engine_rows(config),
+            engine_spec(config, ready.policy, ready.engine_width), worker, engine_slots=engine_rows(config)
         )  # fmt: skip
         runtime = RayRuntime(
-            site, fleet, environment_of(inputs, pool, NamedTools(specs) if inputs.tools else None), ready.prompts,
+            site, fleet, worker.environment(pool, NamedTools(specs) if inputs.tools else None).graders, ready.prompts,
             train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
             publisher=make_publisher(config, ready, learner.ascore),
         )  # fmt: skip
@@ -70,7 +76,7 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
     # The driver needs the tokenizer and the numbers; the weights are in the learner's process.
     return Parts(
         replace(ready.policy, model=None, masters=None), ready.codec, learner, runtime, ready.prompts,
-        ready.train, ready.heldout, ready.left_out, ready.cramped, identity, ahead, ready.eval_sets,
+        ready.train, ready.heldout, ready.left_out, ready.cramped, identity, ahead, ready.eval_sets, runtime.status,
     )  # fmt: skip
 
 
@@ -90,15 +96,6 @@ def _look_at_tools(
         return (), {}, None
     toolkit = inputs.tools.build(logs)
     try:
-        return tuple(toolkit.specs), dict(getattr(toolkit, "routes", {})), inputs.tools.pinned(toolkit)
+        return tuple(toolkit.specs), dict(toolkit.routes), inputs.tools.pinned(toolkit)
     finally:
         toolkit.close()
-
-
-def _worker_spec(config: Config, inputs: Inputs, codec: Any, tools: ToolkitSpec | None) -> WorkerSpec:
-    return WorkerSpec(
-        portable(inputs.functions), inputs.weights, inputs.metric, config.reward_workers, config.reward_timeout_s,
-        config.reward_memory_mb, codec, config.seed, codec.token_count, tools, inputs.unsafe,
-        {each.name: each.judges for each in inputs.eval_sets},
-        inputs.forked, inputs.rules, config.pass_env,
-    )  # fmt: skip

@@ -309,13 +309,12 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
     with stop.part("start"):
         failpoint("session.before_build")
         from surefoot.run.build import build  # torch: after the plan is on the screen
-        from surefoot.runtime.ray.runtime import RayRuntime
 
         parts = build(config, ctx.loaded.base, ctx.inputs, ctx.pool, keeper.folder.logs)
         ctx.later.callback(_warn_of_egress, keeper.folder.logs, view)  # called after the next one
         ctx.later.callback(parts.runtime.close)
-        if isinstance(parts.runtime, RayRuntime):
-            ctx.later.enter_context(ctx.lookout.asking(parts.runtime.status))
+        if parts.status is not None:
+            ctx.later.enter_context(ctx.lookout.asking(parts.status))
         assert_same_run(keeper.journal, "parts", dict(parts.identity))
         _write_environment(ctx)
         _warn_of_tasks(parts, config, view)
@@ -407,7 +406,6 @@ def _plan_guard(ctx: RunContext) -> tuple[dict[str, float], list[str]]:
 
 def _make_run(ctx: RunContext, parts: Parts, tighter: dict[str, float] | None = None) -> Run:
     from surefoot.loop_state import Run, StepClock
-    from surefoot.runtime.async_queue import AsyncTaskQueue
 
     config, keeper = ctx.config, ctx.keeper
     successes = SuccessCurriculum(config.seed) if config.curriculum.kind == "success" else None
@@ -420,8 +418,7 @@ def _make_run(ctx: RunContext, parts: Parts, tighter: dict[str, float] | None = 
         datasets=_mixture(parts, config).words,
     )  # fmt: skip
     run.hooks.extra_metrics = queue.metrics
-    if isinstance(queue, AsyncTaskQueue):
-        run.hooks.published = queue.advance
+    run.hooks.published = queue.advance
     keep_checkpoints(run, keeper)
     judge_first_value(run)
     return run
@@ -474,17 +471,13 @@ def _make_task_queue(
 @contextlib.contextmanager
 def closing_task_queue(run: Run) -> Iterator[None]:
     """A stream's thread owns the ledger until it is closed; whoever writes a verdict reads it after that."""
-    from surefoot.runtime.async_queue import AsyncTaskQueue
-
     try:
         yield
     except (RewardError, ToolError):
-        if isinstance(run.queue, AsyncTaskQueue):
-            run.queue.graders_failed()
+        run.queue.graders_failed()
         raise
     finally:
-        if isinstance(run.queue, AsyncTaskQueue):
-            run.queue.close()
+        run.queue.close()
 
 
 def _go(ctx: RunContext, run: Run) -> Outcome:

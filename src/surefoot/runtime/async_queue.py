@@ -30,7 +30,7 @@ class AsyncTaskQueue:
     """The stream, asked from the training loop's thread.
 
     Args:
-        thread: whose event loop the stream's crew belongs to; made and closed by whoever made it.
+        thread: whose event loop the stream's runner belongs to; made and closed by whoever made it.
         stop: whether somebody asked to stop.
     """
 

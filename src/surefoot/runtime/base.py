@@ -6,7 +6,7 @@ Promises   evaluation draws from streams of its own, so looking on changes nothi
            refused, and with `audit` one that does not give the same answer twice.
 Never      knows where an engine runs.
 
-Read next: `local.py` and `runtime/ray/runtime.py`, which bring the players.
+Read next: `local.py` and `runtime/ray/runtime.py`, which bring the runner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 
 from surefoot.errors import RewardError, ToolError
 from surefoot.maths.pass_at_k import mean_pass_at
-from surefoot.protocols import Environment, EvalResult, Grade, GroupFinished
+from surefoot.protocols import Environment, EvalResult, Grade, GroupFinished, Weights
 from surefoot.records import LENGTH, REPETITION, Group, Rollout, Task
 from surefoot.rewards.rules import purpose_of
 from surefoot.runtime.probes import WeightProbe
@@ -181,13 +181,13 @@ def _refusal(constant: Mapping[str, Sequence[Rollout]]) -> RewardError:
 
 
 class BatchRunner(Protocol):
-    """Whoever plays groups: a collector in this process, or a fleet."""
+    """Runs rollouts of many tasks and waits for all: a collector in this process, or a pool of replicas."""
 
     @property
     def environment(self) -> Environment:
         """Graders in this process, to ask once more or for an explanation."""
 
-    def play(
+    def run_rollouts(
         self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int,
         positions: Sequence[int] | None = None, finished: GroupFinished | None = None,
     ) -> list[RolloutResult]:  # fmt: skip
@@ -202,8 +202,8 @@ class BatchRunner(Protocol):
 class BaseRuntime:
     """The part of `protocols.Runtime` that is the same everywhere."""
 
-    def __init__(self, players: BatchRunner, *, train: Sampling, evaluation: Sampling, max_failures: float) -> None:
-        self.players, self.train, self.evaluation = players, train, evaluation
+    def __init__(self, runner: BatchRunner, *, train: Sampling, evaluation: Sampling, max_failures: float) -> None:
+        self.runner, self.train, self.evaluation = runner, train, evaluation
         self.max_failures = max_failures
         self.canary: WeightProbe | None = None
 
@@ -216,6 +216,14 @@ class BaseRuntime:
     def probe_baseline(self, found: list[list[float]] | None) -> None:
         if self.canary is not None:
             self.canary.restore_baseline(found)
+
+    def publish(self, weights: Weights, version: int) -> Mapping[str, float]:
+        """Move version `version` to every engine and prove arrival; returns metrics."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop engines and workers."""
+        raise NotImplementedError
 
     def collect(
         self, tasks: Sequence[Task], step: int, first: int = 0, *, played: Mapping[int, Group] = MappingProxyType({}),
@@ -230,7 +238,7 @@ class BaseRuntime:
         """
         missing = {place: task for place, task in enumerate(tasks, first) if place not in played}
         if missing:
-            new = self.players.play(
+            new = self.runner.run_rollouts(
                 list(missing.values()), self.train, purpose="train", step=step, positions=list(missing),
                 finished=finished,
             )  # fmt: skip
@@ -245,7 +253,7 @@ class BaseRuntime:
         Args:
             name: of the evaluation set that these tasks are; its own judges are asked.
         """
-        played = self.players.play(tasks, self.evaluation, purpose=purpose_of(name), step=0)
+        played = self.runner.run_rollouts(tasks, self.evaluation, purpose=purpose_of(name), step=0)
         rollouts = [r for p in played for r in p.group.rollouts]
         self.check_failures(rollouts, f"the evaluation at step {step}{'' if name is None else f' of {name}'}")
         return _eval_result(played, rollouts, self.evaluation.num_generations)
@@ -262,7 +270,7 @@ class BaseRuntime:
             datasets: tasks of each data set to ask further where it looks constant; empty when there is one data set.
             allow: data sets that may earn the same throughout.
         """
-        played = self.players.play(tasks, self.train, purpose="preflight", step=0)
+        played = self.runner.run_rollouts(tasks, self.train, purpose="preflight", step=0)
         groups = [p.group for p in played]
         if look is not None:
             look(groups)
@@ -275,7 +283,7 @@ class BaseRuntime:
             raise no_verdict_error(
                 rollouts, f"none of {len(rollouts)} baseline completions got a verdict",
                 "nobody could say what is right", "preflight_tasks = 0 trains anyway",
-                self.players.environment.explain_failures(),
+                self.runner.environment.explain_failures(),
             )  # fmt: skip
         if len(rewards) == 1:
             raise RewardError(
@@ -287,7 +295,7 @@ class BaseRuntime:
         return [*groups, *check_datasets(groups, datasets, allow, self._further_baseline)]
 
     def _further_baseline(self, tasks: Sequence[Task], turn: int) -> list[Group]:
-        groups = [p.group for p in self.players.play(tasks, self.train, purpose="preflight", step=turn)]
+        groups = [p.group for p in self.runner.run_rollouts(tasks, self.train, purpose="preflight", step=turn)]
         self.check_failures([r for g in groups for r in g.rollouts], "the preflight")
         return groups
 
@@ -296,7 +304,7 @@ class BaseRuntime:
         first = [(p.group.task, r, c) for p in played for r, c in zip(p.group.rollouts, p.correct, strict=True)]
         # What failed before grading keeps its failure; everything else is shown as if for the first time.
         fresh = [r if _failed_before_grading(r) else r.graded(None, {}, None) for _, r, _ in first]
-        again = self.players.environment.grade([task for task, _, _ in first], fresh)
+        again = self.runner.environment.grade([task for task, _, _ in first], fresh)
         changes = [
             (task, rollout, change)
             for (task, rollout, correct), second in zip(first, again, strict=True)
@@ -317,7 +325,7 @@ class BaseRuntime:
         failed = sum(r.reward is None and r.failure != REPETITION for r in rollouts)
         if failed <= self.max_failures * len(rollouts):
             return
-        raise too_many_failures(rollouts, when, self.max_failures, self.players.environment.explain_failures())
+        raise too_many_failures(rollouts, when, self.max_failures, self.runner.environment.explain_failures())
 
 
 def _changes(

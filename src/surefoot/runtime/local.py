@@ -1,7 +1,7 @@
 """One process: the engine and the learner take turns, or overlap.
 
 Promises   a version counts only after the engine itself reports it and, where the learner can be asked, after the
-           canary's answers bear it out; weights that the learner goes on changing are never what the engine reads.
+           canary's answers bear it out.
 
 Read next: `probes.py`, the canary; `base.py`, what is asked of the groups.
 """
@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-
-import torch
-from torch import Tensor
+from concurrent.futures import ThreadPoolExecutor
 
 from surefoot.errors import EngineError
-from surefoot.protocols import Completion, Request, ServingEngine, Weights
+from surefoot.protocols import ServingEngine, Weights
 from surefoot.runtime.base import BaseRuntime
 from surefoot.runtime.probes import Score, WeightProbe, make_probes
-from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
+from surefoot.runtime.requests import CancellableEngine, RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.rollout import RolloutCollector
 from surefoot.system.heartbeat import tick
 from surefoot.tracking.timeline import span
@@ -35,20 +31,20 @@ class LocalRuntime(BaseRuntime):
     """`protocols.Runtime` without a process boundary.
 
     Args:
+        engine: the one that the collector asks.
         score: the learner's, for the canary; without it the engine's word is all there is.
         tolerance: how far the two may be apart on one token.
-        copy_weights: hand the engine copies: for rollouts that go on while the learner changes its own.
         probe_width: longest question plus answer that the engine takes; a long question fills its caches.
         probe_prompts: what questions are made of; all prompts when left out.
     """
 
     def __init__(
-        self, collector: RolloutCollector, *, train: Sampling, evaluation: Sampling, max_failures: float,
-        score: Score | None = None, tolerance: float = TOLERANCE, copy_weights: bool = False,
+        self, engine: ServingEngine, collector: RolloutCollector, *, train: Sampling, evaluation: Sampling,
+        max_failures: float, score: Score | None = None, tolerance: float = TOLERANCE,
         probe_width: int | None = None, probe_prompts: Sequence[Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(collector, train=train, evaluation=evaluation, max_failures=max_failures)
-        self.collector, self.score, self.copy_weights = collector, score, copy_weights
+        self.engine, self.collector, self.score = engine, collector, score
         if score is not None:
             material = collector.prompts.values() if probe_prompts is None else probe_prompts
             probes = make_probes(
@@ -56,15 +52,13 @@ class LocalRuntime(BaseRuntime):
                 max_completion_length=train.max_completion_length,
             )  # fmt: skip
             self.canary = WeightProbe(probes, tolerance=tolerance)
-        self._in_force: dict[str, Tensor] = {}
-        self._spare: dict[str, Tensor] = {}
 
     def publish(self, weights: Weights, version: int) -> Mapping[str, float]:
         """Hand the engine these weights and have it prove that it speaks with them."""
-        engine = self.collector.engine
+        engine = self.engine
         started = time.perf_counter()
         with span("load", track="sync"):
-            engine.load_weights(self._copied(weights) if self.copy_weights else weights, version)
+            engine.load_weights(weights, version)
         loaded = time.perf_counter()
         if engine.version != version:
             raise EngineError(
@@ -78,32 +72,20 @@ class LocalRuntime(BaseRuntime):
         tick("publishing weights")
         with span("canary", track="sync"):
             metrics |= self.canary.prove("the engine", engine.generate, self.score, version)
-        packing = float(getattr(engine, "pack_seconds", 0.0))  # paid by whoever asks first; not a cost of the proof
+        packing = engine.pack_seconds  # paid by whoever asks first; not a cost of the proof
         metrics["sync/replicas"] = 1.0
         return metrics | {"timing/pack": packing, "timing/proof": time.perf_counter() - loaded - packing}
 
-    @torch.no_grad()
-    def _copied(self, weights: Weights) -> Weights:
-        """These numbers in memory of our own; never in that of the version which the engine still reads."""
-        self._in_force, self._spare = self._spare, self._in_force
-        fits = {name: (value.shape, value.dtype, value.device) for name, value in self._in_force.items()}
-        if fits != {name: (value.shape, value.dtype, value.device) for name, value in weights.items()}:
-            self._in_force = {name: torch.empty_like(value) for name, value in weights.items()}
-        for name, value in weights.items():
-            self._in_force[name].copy_(value)
-        return self._in_force
-
     def close(self) -> None:
         """Stop engine and reward workers."""
-        self.collector.engine.close()
+        self.engine.close()
         self.collector.environment.close()
 
 
-# -- Plays groups in this process, many at a time: one engine decodes for all, graders work beside it
-# Promises   grading never holds up decoding; a cancelled play frees its rows at the next token; what a group says is
-# what
-# it would say alone.
-# Never      plays a group on another engine, or changes weights.
+# -- Groups in this process, many at a time: one engine decodes for all, graders work beside it ---
+# Promises   grading never holds up decoding; a cancelled group frees its rows at the next token; the tokens of a group
+# are those that it would have alone.
+# Never      runs a group on another engine, or changes weights.
 
 
 class LocalRolloutRunner:
@@ -117,58 +99,25 @@ class LocalRolloutRunner:
 
     def __init__(self, engine: ServingEngine, collector: RolloutCollector, *, capacity: int) -> None:
         self.engine, self.collector, self._capacity = engine, collector, capacity
-        self._pool = ThreadPoolExecutor(capacity, thread_name_prefix="surefoot-play")
+        self._pool = ThreadPoolExecutor(capacity, thread_name_prefix="surefoot-rollouts")
 
     @property
     def capacity(self) -> int:
         """Groups that can be in flight at once and still be worked on."""
         return self._capacity
 
-    async def play(self, order: RolloutRequest) -> RolloutResult:
-        """Play one group and grade it; cancelled, it is taken out of the engine."""
-        caller = _CancellableEngine(self.engine)
+    async def run(self, request: RolloutRequest) -> RolloutResult:
+        """Run one group and grade it; cancelled, it is taken out of the engine."""
+        caller = CancellableEngine(self.engine.submit)
         collector = copy.copy(self.collector)
         collector.engine = caller
         try:
-            (played,) = await asyncio.get_running_loop().run_in_executor(self._pool, collector.run_rollouts, [order])
+            (result,) = await asyncio.get_running_loop().run_in_executor(self._pool, collector.run_requests, [request])
         except asyncio.CancelledError:
             caller.cancel()
             raise
-        return played
+        return result
 
     def close(self) -> None:
         """End the threads; a grader that is at work is waited for."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-class _CancellableEngine:
-    """One play's own way to the shared engine, which can be cut."""
-
-    def __init__(self, engine: ServingEngine) -> None:
-        self.engine = engine
-        self._lock = threading.Lock()
-        self._asked: Future[list[Completion]] | None = None
-        self._cancelled = False
-
-    @property
-    def version(self) -> int:
-        return self.engine.version
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        with self._lock:
-            if self._cancelled:
-                raise EngineError("the play was cancelled", "nobody waits for it any more", "ask again")
-            self._asked = self.engine.submit(requests)
-        return self._asked.result()
-
-    def cancel(self) -> None:
-        with self._lock:
-            self._cancelled = True
-            if self._asked is not None:
-                self._asked.cancel()
-
-    def load_weights(self, weights: Weights, version: int) -> None:
-        raise EngineError("a play brought weights", "weights are published, not played", "use the engine itself")
-
-    def close(self) -> None:
-        raise EngineError("a play closed the engine", "others are in it", "close the engine itself")

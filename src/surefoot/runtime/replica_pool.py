@@ -1,14 +1,14 @@
-"""Engines and workers that play groups, each of them replaceable.
+"""Engines and workers that run groups of rollouts, each of them replaceable.
 
-Owns       who plays which order, on which engine, for the how-many-eth time.
-Promises   an order is played until somebody played it: a lost engine or worker costs its plays, which are dispatched
-           again with the same seeds; an answer to an attempt that was given up is not taken; one hung play holds up
-           nobody else; a play may be cancelled at any moment and then holds nothing; when a post cannot be kept, every
-           play ends with the `FleetError` that names it. A new engine serves only after it was brought to the current
-           version, with proof.
-Never      grades, trains, knows what carries the messages, or decides what is played next.
+Owns       which worker runs which request on which engine, and how often it was tried.
+Promises   a request is run until it has a result: a lost engine or worker costs the groups it worked on, which are
+           dispatched again with the same seeds; an answer to an attempt that was given up is not taken; a hung group
+           holds up no other; a group may be cancelled at any moment and then holds nothing; when a replica cannot be
+           replaced, every group ends with the `FleetError` that names it. A new engine serves only after it was
+           brought to the current version, with proof.
+Never      grades, trains, knows what carries the messages, or decides what is run next.
 
-    play(order) -> slot on an engine -> slot on a worker -> the worker asks that engine -> Report
+    run(request) -> slot on an engine -> slot on a worker -> the worker asks that engine -> Report
                       ^                                          |
                       +------ engine or worker lost, too slow ---+
 
@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from surefoot.errors import FleetError, SurefootError, TaskError
+from surefoot.errors import FleetError, SurefootError
 from surefoot.protocols import Environment, Grade, Graded, GroupFinished
 from surefoot.records import Rollout, Task
 from surefoot.runtime.replicas import (
@@ -45,7 +45,7 @@ from surefoot.runtime.replicas import (
     slot_rows,
     unexpected_error,
 )
-from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
+from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling, request_for
 from surefoot.runtime.router import LoadAwareRouter
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.system.heartbeat import tick
@@ -108,7 +108,7 @@ class WeightSync:
         return any(post.gone.done() or post.state != "serving" for post in posts)
 
 
-# -- Engines and workers that play groups, each of them replaceable -------------------------------
+# -- Engines and workers that run groups, each of them replaceable --------------------------------
 
 
 class ReplicaPool:
@@ -150,12 +150,12 @@ class ReplicaPool:
 
     async def start(self) -> None:
         """Returns when every post is manned for the first time."""
-        crews = (
+        kinds = (
             (self.engines, self.transport.start_engine, self._join, self.engine_router),
             (self.workers, self.transport.start_worker, _ready, self.worker_router),
         )
         posts: list[ReplicaSlot[Any]] = []
-        for kept, start, admit, router in crews:
+        for kept, start, admit, router in kinds:
             posts += kept
             for post in kept:
                 ends = partial(self._open, router), partial(_close, router)
@@ -199,14 +199,14 @@ class ReplicaPool:
         engine, worker = self.engine_router.capacity or 1, self.worker_router.capacity or 1
         return min(len(self.engines) * engine, len(self.workers) * worker)
 
-    async def play(self, order: RolloutRequest) -> RolloutResult:
-        """Play one group, on whoever is there; again when they are lost."""
-        return await self._unless_failed(self._play(order))
+    async def run(self, request: RolloutRequest) -> RolloutResult:
+        """Run one group on the replicas that are there; again when they are lost."""
+        return await self._unless_failed(self._run(request))
 
-    async def _play(self, order: RolloutRequest) -> RolloutResult:
+    async def _run(self, request: RolloutRequest) -> RolloutResult:
         losses = timeouts = 0
         while True:
-            report, why = await self._attempt(order, losses + timeouts + 1)
+            report, why = await self._attempt(request, losses + timeouts + 1)
             if report is not None:
                 if report.complaint:
                     self.complaints[report.complaint] += 1
@@ -214,22 +214,22 @@ class ReplicaPool:
             losses, timeouts = losses + (why == "lost"), timeouts + (why == "slow")
             self.counts[f"again_{why}"] += 1
             if timeouts >= self.limits.max_timeouts:
-                raise rollout_too_slow(order, timeouts, self.limits)
+                raise rollout_too_slow(request, timeouts, self.limits)
             if losses > self.limits.max_restarts:
-                raise rollout_kills_replicas(order, losses)
+                raise rollout_kills_replicas(request, losses)
 
-    async def _attempt(self, order: RolloutRequest, attempt: int) -> tuple[RolloutReport | None, str]:
+    async def _attempt(self, request: RolloutRequest, attempt: int) -> tuple[RolloutReport | None, str]:
         """One try: the report, or (None, why there is none)."""
         async with (
-            self.engine_router.slot(order.task.id) as (engine_index, _),
-            self.worker_router.slot(order.task.id) as (worker_index, _),
+            self.engine_router.slot(request.task.id) as (engine_index, _),
+            self.worker_router.slot(request.task.id) as (worker_index, _),
         ):
             engine, worker = self.engines[engine_index], self.workers[worker_index]
             self._close_if_gone(engine, worker)
             if engine.gone.done() or worker.gone.done() or engine.member is None or worker.member is None:
                 return None, "missed"  # lost while we waited for the other one
             lives = engine.gone, worker.gone
-            call = asyncio.ensure_future(worker.member.play(order, engine.member, attempt))
+            call = asyncio.ensure_future(worker.member.run(request, engine.member, attempt))
             try:
                 ends: set[asyncio.Future[Any]] = {call, *lives}
                 with span("group", track=engine.name), span("group", track=worker.name):
@@ -237,13 +237,13 @@ class ReplicaPool:
             finally:
                 if not call.done():
                     self._abandon(call, engine, worker)
-            heard = self._heard(call, order, attempt, engine, worker, lives) if call.done() else (None, "slow")
+            heard = self._heard(call, request, attempt, engine, worker, lives) if call.done() else (None, "slow")
             self._close_if_gone(engine, worker)
             # Fenced: what a lost process still said is not taken.
             return (None, "lost") if lives[0].done() or lives[1].done() else heard
 
     def _heard(
-        self, call: asyncio.Future[RolloutReport], order: RolloutRequest, attempt: int, engine: ReplicaSlot[Any],
+        self, call: asyncio.Future[RolloutReport], request: RolloutRequest, attempt: int, engine: ReplicaSlot[Any],
         worker: ReplicaSlot[Any],
         lives: tuple[asyncio.Future[str], asyncio.Future[str]],
     ) -> tuple[RolloutReport | None, str]:  # fmt: skip
@@ -255,7 +255,7 @@ class ReplicaPool:
         except EngineGoneError as loss:
             engine.lose(str(loss), lives[0])
             return None, "lost"
-        if (report.group, report.attempt) != (order.group, attempt):
+        if (report.group, report.attempt) != (request.group, attempt):
             self.counts["fenced"] += 1
             return None, "fenced"
         if lives[0].done() or lives[1].done():
@@ -370,9 +370,8 @@ async def _ready(member: WorkerProcess) -> None:
     """A worker needs nothing more than to be there."""
 
 
-# -- Groups played by a fleet, for callers that wait for all of them: one step's batch, an evaluation, the preflight
-# Promises   the groups come in the order of their tasks, whoever played them and however often; the first error ends
-# the
+# -- Groups of a pool, for callers that wait for all of them: one step's batch, an evaluation, the preflight
+# Promises   the groups come in the order of their tasks, wherever they ran and however often; the first error ends the
 # wait and cancels the rest; an interrupted wait leaves nothing under way.
 
 
@@ -397,7 +396,7 @@ class PoolEnvironment:
 
 
 class PoolBatchRunner:
-    """`judging.Players` over a fleet.
+    """`base.BatchRunner` over a pool of replicas.
 
     Args:
         prompts: token ids of every task's prompt, by task id.
@@ -413,33 +412,30 @@ class PoolBatchRunner:
         self.fleet, self.thread, self.prompts = fleet, thread, prompts
         self.environment: Environment = PoolEnvironment(environment, fleet)
 
-    def play(
+    def run_rollouts(
         self, tasks: Sequence[Task], sampling: Sampling, *, purpose: str, step: int,
         positions: Sequence[int] | None = None, finished: GroupFinished | None = None,
     ) -> list[RolloutResult]:  # fmt: skip
         """One scored group per task, in order; `positions` in the step, from 0 on when left out."""
         places = range(len(tasks)) if positions is None else positions
-        orders = [self.order(task, sampling, purpose, step, p) for p, task in zip(places, tasks, strict=True)]
-        return self.thread.wait(self._play(orders, finished))
+        requests = [
+            request_for(task, self.prompts, sampling, purpose=purpose, step=step, position=place)
+            for place, task in zip(places, tasks, strict=True)
+        ]
+        return self.thread.wait(self._run_all(requests, finished))
 
-    def order(self, task: Task, sampling: Sampling, purpose: str, step: int, position: int) -> RolloutRequest:
-        """What has to be known to play one group anywhere."""
-        if task.id not in self.prompts:
-            raise TaskError(f"task {task.id} was never encoded", "prompts become tokens once", "add it to the task set")
-        return RolloutRequest(task, self.prompts[task.id], sampling, purpose, step, position)
-
-    async def _play(self, orders: Sequence[RolloutRequest], finished: GroupFinished | None) -> list[RolloutResult]:
-        plays = [asyncio.create_task(self._play_one(order, finished)) for order in orders]
+    async def _run_all(self, requests: Sequence[RolloutRequest], finished: GroupFinished | None) -> list[RolloutResult]:
+        running = [asyncio.create_task(self._run_one(request, finished)) for request in requests]
         try:
-            return list(await asyncio.gather(*plays))
+            return list(await asyncio.gather(*running))
         finally:
-            for play in plays:
-                play.cancel()
-            await asyncio.gather(*plays, return_exceptions=True)
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
-    async def _play_one(self, order: RolloutRequest, finished: GroupFinished | None) -> RolloutResult:
-        """A worker plays and grades the whole group."""
-        played = await self.fleet.play(order)
+    async def _run_one(self, request: RolloutRequest, finished: GroupFinished | None) -> RolloutResult:
+        """A worker runs and grades the whole group."""
+        played = await self.fleet.run(request)
         if finished is not None:
-            finished(order.position, played.group)
+            finished(request.position, played.group)
         return played

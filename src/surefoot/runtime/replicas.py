@@ -63,8 +63,8 @@ class EngineProcess(ReplicaProcess, Replica, Protocol):
 class WorkerProcess(ReplicaProcess, Protocol):
     """A rollout worker process."""
 
-    async def play(self, order: RolloutRequest, engine: Any, attempt: int) -> RolloutReport:
-        """Play and grade one group, with completions of this engine."""
+    async def run(self, request: RolloutRequest, engine: Any, attempt: int) -> RolloutReport:
+        """Run and grade one group, with completions of this engine."""
 
 
 class ReplicaTransport(Protocol):

@@ -1,17 +1,21 @@
-"""What is asked of whoever plays: one order is one group, and everything it takes to play it anywhere.
+"""Rollout requests: one request is one group, and everything it takes to run it anywhere.
 
-Owns       the form of an order, and the seed of every rollout in it.
-Promises   an order that is played twice, by anybody, with the same weights, gives the same tokens from an engine of
-           ours; it can be pickled and holds no more than one task.
+Owns       the form of a request, and the seed of every rollout in it.
+Promises   a request that is run twice, anywhere, with the same weights, gives the same tokens from an engine of ours;
+           it can be pickled and holds no more than one task.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from surefoot.protocols import Request
+from surefoot.errors import EngineError, TaskError
+from surefoot.protocols import Completion, Request
 from surefoot.records import Group, Task
 
 # -- One seed for the run, one private stream per rollout: a pure function of names ---------------
@@ -28,7 +32,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-# -- What is asked of whoever plays: one order is one group, and everything it takes to play it anywhere
+# -- A rollout request: one group, and everything it takes to run it anywhere --------------------
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,12 @@ class RolloutResult:
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """One group to be played.
+    """One group to be sampled and graded.
 
     Example:
         >>> task = Task(id="sums/1+1", prompt="1+1=")
-        >>> order = Order(task, (1, 5), Sampling(2, 1.0, 8, 16), purpose="train", step=7, position=3)
-        >>> order.group, [request.id for request in order.requests(0, frozenset({2}))]
+        >>> request = RolloutRequest(task, (1, 5), Sampling(2, 1.0, 8, 16), purpose="train", step=7, position=3)
+        >>> request.group, [each.id for each in request.requests(0, frozenset({2}))]
         ('train/7/3', ['train/7/3/0', 'train/7/3/1'])
     """
 
@@ -93,19 +97,85 @@ class RolloutRequest:
         ]  # fmt: skip
 
 
-# -- The seam between those who decide what is played next and those who play it ------------------
+def request_for(
+    task: Task, prompts: Mapping[str, tuple[int, ...]], sampling: Sampling, *, purpose: str, step: int, position: int
+) -> RolloutRequest:
+    """What has to be known to run one group anywhere.
+
+    Args:
+        prompts: token ids of every task's prompt, by task id; encoded once, before the run.
+    """
+    if task.id not in prompts:
+        raise TaskError(f"task {task.id} was never encoded", "prompts become tokens once", "add it to the task set")
+    return RolloutRequest(task, prompts[task.id], sampling, purpose, step, position)
+
+
+# -- The seam between what decides which group is next and what runs it --------------------------
 
 
 class RolloutRunner(Protocol):
-    """Whoever plays groups, many at a time: a thread in this process, or a fleet of processes."""
+    """Runs groups of rollouts, many at a time: threads of this process, or a pool of replicas."""
 
     @property
     def capacity(self) -> int:
         """Groups that can be in flight at once and still be worked on."""
 
-    async def play(self, order: RolloutRequest) -> RolloutResult:
-        """Play one group and grade it.
+    async def run(self, request: RolloutRequest) -> RolloutResult:
+        """Run the rollouts of one group and grade them.
 
-        May be cancelled at any moment, and then holds nothing. What cannot be mended by asking again is raised as a
-        typed error; a lost engine or worker is mended inside, by asking another.
+        May be cancelled at any moment, and then holds nothing. What asking again cannot repair is raised as a typed
+        error; a lost engine or worker is replaced inside, and another one asked.
         """
+
+
+# -- Who is asked for completions: an engine, or one rollout runner's own way to a shared one -----
+
+
+class CompletionSource(Protocol):
+    """As much of an engine as rollouts use."""
+
+    def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        """Ask from any thread; the answers come in the requests' order. Cancelling the future withdraws them."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Ask, and wait."""
+
+
+class CancellableEngine:
+    """The requests of one group to an engine that others use too: all of them can be withdrawn at once.
+
+    Args:
+        submit: asks the engine, here or in another process; a future that is cancelled frees its rows.
+    """
+
+    def __init__(self, submit: Callable[[Sequence[Request]], Future[list[Completion]]]) -> None:
+        self._submit = submit
+        self._lock = threading.Lock()
+        self._asked: set[Future[list[Completion]]] = set()
+        self._cancelled = False
+
+    def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        """Ask; refused once it was cancelled."""
+        with self._lock:
+            if self._cancelled:
+                raise EngineError("the rollouts were cancelled", "nobody waits for them any more", "ask again")
+            asked = self._submit(requests)
+            self._asked.add(asked)
+        asked.add_done_callback(self._forget)
+        return asked
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Ask, and wait."""
+        return self.submit(requests).result()
+
+    def cancel(self) -> None:
+        """Withdraw everything that was asked and is not answered; ask nothing more."""
+        with self._lock:
+            self._cancelled = True
+            asked = list(self._asked)
+        for future in asked:
+            future.cancel()
+
+    def _forget(self, asked: Future[list[Completion]]) -> None:
+        with self._lock:
+            self._asked.discard(asked)

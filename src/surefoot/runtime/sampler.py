@@ -287,20 +287,20 @@ class AsyncSampler:
     """Asynchronous books. Made anywhere; used inside one event loop.
 
     Args:
-        order: (task, visit, position) -> what has to be known to play it; visit and position name the group.
+        request_for: (task, visit, position) -> what has to be known to run it; visit and position name the group.
         trained: the learner's version, now.
         judge: refuses a batch in which too many rollouts lack a verdict; (rollouts, when).
     """
 
     def __init__(
-        self, ledger: Ledger, batches: BatchLog, tasks: Sequence[Task], crew: RolloutRunner,
-        order: Callable[[Task, int, int], RolloutRequest], *, config: Config, trained: Callable[[], int],
+        self, ledger: Ledger, batches: BatchLog, tasks: Sequence[Task], runner: RolloutRunner,
+        request_for: Callable[[Task, int, int], RolloutRequest], *, config: Config, trained: Callable[[], int],
         judge: Callable[[Sequence[Rollout], str], None] | None = None, border: HeldoutGate | None = None,
     ) -> None:  # fmt: skip
         self.queue = DurableTaskQueue(ledger, batches, tasks, seed=config.seed, border=border)
-        self.ledger, self.batches, self.crew, self.config = ledger, batches, crew, config
+        self.ledger, self.batches, self.runner, self.config = ledger, batches, runner, config
         self.trained, self.published, self.figures = trained, 0, SamplerStats()
-        self._order, self._judge = order, judge
+        self._request_for, self._judge = request_for, judge
         self._tasks = {task.id: (position, task) for position, task in enumerate(tasks)}
         room = allowance(config, 0) + 2 * config.tasks_per_step
         self.buffer = GroupBuffer(max_size=room, max_staleness=config.max_staleness, oldest_version_first=True)
@@ -486,8 +486,10 @@ class AsyncSampler:
             flight = InFlightGroup(lease, self.published)
             self._flights[lease.item] = flight
             position, task = self._tasks[lease.item.task]
-            order = self._order(task, lease.item.occurrence, position)
-            flight.task = asyncio.get_running_loop().create_task(self._fly(flight, order), name=f"play {lease.item}")
+            request = self._request_for(task, lease.item.occurrence, position)
+            flight.task = asyncio.get_running_loop().create_task(
+                self._fly(flight, request), name=f"rollouts {lease.item}"
+            )
 
     def _room(self) -> int:
         """By age, by what is left of the run, and by who can play."""
@@ -499,7 +501,7 @@ class AsyncSampler:
         draws_left = -(-steps_left // config.num_iterations)
         return min(
             allowance(config, max(0, behind)) - ahead - in_hand, config.tasks_per_step * draws_left - ahead,
-            self.crew.capacity - len(self._flights),
+            self.runner.capacity - len(self._flights),
         )  # fmt: skip
 
     def _lease(self) -> Lease:
@@ -509,11 +511,11 @@ class AsyncSampler:
             self.queue.plan_epoch(needed=self.config.tasks_per_step, held=outside)
         return self.ledger.lease(1, holder=HOLDER)[0]
 
-    async def _fly(self, flight: InFlightGroup, order: RolloutRequest) -> None:
+    async def _fly(self, flight: InFlightGroup, request: RolloutRequest) -> None:
         """Have one group played; whatever comes of it is dealt with here."""
         try:
             async with asyncio.timeout(self.config.rollout_timeout_s):
-                played = await self.crew.play(order)
+                played = await self.runner.run(request)
             await self._deliver(flight, played.group)
         except FleetError as error:
             self._fatal = error

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from surefoot.errors import RewardError
-from surefoot.protocols import Codec, DecoderSpec, ServingEngine
+from surefoot.protocols import Codec, DecoderSpec, Environment, ServingEngine, Toolkit
 from surefoot.system.environment import missed, missing_words, narrow
 from surefoot.system.files import APPEND, plain_descriptor
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from surefoot.learner.model import Policy
     from surefoot.rewards.pool import RewardPool
     from surefoot.rewards.rules import GradingRules, Judges
-    from surefoot.rewards.single_turn import SingleTurnEnvironment
     from surefoot.tools.session import ToolEnvironment
     from surefoot.tools.toolkits import ToolkitSpec
 
@@ -88,6 +87,10 @@ class ProcessSpec:
 class EngineSpec(Protocol):
     """Builds an engine that has no weights yet."""
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names of variables that the process which builds it has to have."""
+
     def build(self) -> ServingEngine:
         """In the process where it will run."""
 
@@ -101,6 +104,13 @@ class EmbeddedEngineSpec:
     max_width: int
     device: str
     dtype: str
+    copy_weights: bool = False
+    """Serve a copy: needed where the owner of the weights goes on changing them while they are served."""
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """None: it asks nobody."""
+        return ()
 
     def build(self) -> ServingEngine:
         """In the process where it will run."""
@@ -113,8 +123,7 @@ class EmbeddedEngineSpec:
         engine = EmbeddedEngine(
             self.spec, rows=self.rows, max_width=self.max_width, device=_resolved(self.device), dtype=dtype
         )
-        # Weights arrive in shared memory that is not written to while they are served: no copy.
-        return EngineLoop(engine, copy_weights=False)
+        return EngineLoop(engine, copy_weights=self.copy_weights)
 
 
 def _resolved(device: str) -> str:
@@ -132,6 +141,14 @@ class FromFile:
 
     path: str
     name: str
+
+
+class RolloutEnvironment(NamedTuple):
+    """Who grades, and with what rollouts may work."""
+
+    graders: Environment
+    tools: ToolEnvironment | None
+    """The same object, where rollouts have tools; what their worlds say is then part of the grade."""
 
 
 @dataclass(frozen=True)
@@ -181,20 +198,26 @@ class WorkerSpec:
         )  # fmt: skip
         return pool.start()
 
-    def environment(self, pool: RewardPool, logs: Path | None = None) -> SingleTurnEnvironment | ToolEnvironment:
-        """Graders on that pool, and tools."""
+    def environment(self, pool: RewardPool, toolkit: Toolkit | None) -> RolloutEnvironment:
+        """Graders on that pool, and the tools of this kit; the same in every process.
+
+        Args:
+            toolkit: made of `tools` where rollouts run; where they are only graded again, one that knows their names.
+        """
         from surefoot.rewards.components import weighs_environment_reward
         from surefoot.rewards.single_turn import SingleTurnEnvironment
         from surefoot.tools.session import ToolEnvironment
 
-        if self.tools is None:
-            return SingleTurnEnvironment(pool, self.weights, self.metric, sets=self.sets, rules=self.rules)
+        if self.tools is None or toolkit is None:
+            graders = SingleTurnEnvironment(pool, self.weights, self.metric, sets=self.sets, rules=self.rules)
+            return RolloutEnvironment(graders, None)
         alone = self.tools.environment is None
         graders = SingleTurnEnvironment(pool, self.weights, self.metric, alone=alone, sets=self.sets, rules=self.rules)
         adds_own = not weighs_environment_reward(self.functions, self.weights)
-        return ToolEnvironment(
-            graders, self.tools.build(logs), self.tools.limits, adds_own=adds_own, call_format=self.tools.call_format
+        found = ToolEnvironment(
+            graders, toolkit, self.tools.limits, adds_own=adds_own, call_format=self.tools.call_format
         )
+        return RolloutEnvironment(found, found)
 
     def shared_by(self, workers: int) -> WorkerSpec:
         """`reward_workers` processes in all, at least one for each worker."""

@@ -380,6 +380,15 @@ class DurableTaskQueue:
         self.ledger.trained(step, trained)
         self.plan.learned(self._played.pop(step_batch.step, ()))
 
+    def advance(self, version: int) -> None:
+        """Nothing is asked for ahead of the learner: the version makes no difference here."""
+
+    def graders_failed(self) -> None:
+        """No group waits here: what was graded in vain is given back with its batch."""
+
+    def close(self) -> None:
+        """Nothing is under way between two batches."""
+
     def metrics(self) -> dict[str, float]:
         """What the plan says of the batch that is being worked on."""
         batch, *_ = self._open.values()
@@ -506,6 +515,15 @@ class MemoryTaskQueue:
     def close_batch(self, step_batch: StepBatch, step: int, drop_reasons: Sequence[str | None]) -> None:
         """Remember what became of the batch, for whoever asks."""
         self.drop_reasons[step] = tuple(drop_reasons)
+
+    def advance(self, version: int) -> None:
+        """Nothing is asked for ahead of the learner."""
+
+    def graders_failed(self) -> None:
+        """No group waits here."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def _by_id(tasks: Sequence[Task], border: HeldoutGate | None) -> dict[str, Task]:

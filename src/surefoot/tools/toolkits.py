@@ -212,6 +212,7 @@ class NamedTools:
 
     def __init__(self, specs: Sequence[ToolSpec]) -> None:
         self.specs: Sequence[ToolSpec] = tuple(specs)
+        self.routes: Mapping[str, Sequence[str]] = {}
 
     def open(self, task: Task, rollout: str, seed: int) -> Toolbox:
         """Not here."""

@@ -15,6 +15,7 @@ import torch
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.engines.serving import EngineLoop
 from surefoot.errors import ConfigError, EngineError, NumericsError
+from surefoot.maths.checksums import checksums
 from surefoot.protocols import Completion, Request
 
 NEVER: frozenset[int] = frozenset()
@@ -387,3 +388,34 @@ def test_one_engine_has_one_caller_unless_it_has_a_loop(make_net: Any, make_engi
     engine.enter([ask("a")])
     with pytest.raises(EngineError, match="somebody else"):
         engine.generate([ask("b")])
+
+
+# -- two phases ---------------------------------------------------------------------------
+
+
+def test_prepared_weights_are_served_from_the_commit_on_and_not_before(
+    serve: Any, make_net: Any, make_engine: Any
+) -> None:
+    loop, _ = serve()
+    net = make_net(seed=1)
+    before, after = (said(make_engine(make_net(seed=seed)).generate([ask("a")])) for seed in (0, 1))
+    held = loop.prepare(dict(net.named_parameters()), 1)
+    assert held == checksums(dict(net.named_parameters()))
+    assert (said(loop.generate([ask("a")])), loop.version) == (before, 0)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(1.0)  # what was prepared is a copy
+    assert loop.commit(1) == {}
+    assert (said(loop.generate([ask("a")])), loop.version) == (after, 1)
+
+
+def test_what_was_not_prepared_is_not_served(serve: Any, make_net: Any) -> None:
+    loop, _ = serve()
+    with pytest.raises(EngineError, match="told to serve version 1, prepared was nothing"):
+        loop.commit(1)
+    loop.prepare(dict(make_net(seed=1).named_parameters()), 1)
+    with pytest.raises(EngineError, match="told to serve version 2, prepared was 1"):
+        loop.commit(2)
+    with pytest.raises(EngineError, match="prepared was nothing"):
+        loop.commit(1)
+    assert loop.version == 0

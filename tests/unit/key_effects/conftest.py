@@ -107,8 +107,9 @@ def configure(tmp_path: Path) -> Callable[..., LoadedConfig]:
 
 
 @pytest.fixture
-def assembled(configure: Callable[..., LoadedConfig]) -> Callable[..., Any]:
+def assembled(configure: Callable[..., LoadedConfig]) -> Iterator[Callable[..., Any]]:
     """`assembled(**keys)`: `run.build.Parts`; unless told otherwise the weights are published, which computes."""
+    made: list[Any] = []
 
     def make(*, published: bool = True, **keys: Any) -> Any:
         from surefoot.run.build import build
@@ -119,9 +120,12 @@ def assembled(configure: Callable[..., LoadedConfig]) -> Callable[..., Any]:
         parts = build(loaded.config, loaded.base, inputs, PoolHere(inputs.functions))  # type: ignore[arg-type]
         if published:
             parts.runtime.publish(parts.learner.weights(), 0)
+        made.append(parts)
         return parts
 
-    return make
+    yield make
+    for parts in made:
+        parts.runtime.engine.close()  # its thread; the rest has none here
 
 
 @pytest.fixture

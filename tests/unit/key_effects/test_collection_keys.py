@@ -125,7 +125,7 @@ def test_the_named_model_is_loaded_in_the_asked_precision(assembled: Build, tmp_
     )
     for parts, dtype in ((mine, torch.bfloat16), (again, torch.float32)):
         assert {p.dtype for p in parts.policy.model.parameters()} == {dtype}
-        assert parts.runtime.collector.engine.decoder.cache.dtype == dtype, "engine and learner compute in the same"
+        assert parts.runtime.engine.engine.decoder.cache.dtype == dtype, "engine and learner compute in the same"
 
 
 @pytest.mark.config_key("device")
@@ -146,8 +146,8 @@ def test_torch_computes_with_the_asked_number_of_threads(assembled: Build) -> No
 @pytest.mark.config_key("engine.kind", "engine.rows")
 def test_the_engine_is_the_named_kind_with_the_named_number_of_rows(assembled: Build, configure: Any) -> None:
     few, many = assembled(engine__kind="embedded", engine__rows=1), assembled(engine__rows=40)
-    assert isinstance(few.runtime.collector.engine, EmbeddedEngine)
-    assert (few.runtime.collector.engine.rows, many.runtime.collector.engine.rows) == (8, 40)
+    assert isinstance(few.runtime.engine.engine, EmbeddedEngine)
+    assert (few.runtime.engine.engine.rows, many.runtime.engine.engine.rows) == (8, 40)
     with pytest.raises(ConfigError, match=r"engine\.kind"):
         configure(engine__kind="sglang")
 
@@ -155,7 +155,7 @@ def test_the_engine_is_the_named_kind_with_the_named_number_of_rows(assembled: B
 @pytest.mark.config_key("tasks_per_step", "num_generations")
 def test_without_rows_the_engine_seats_one_step(assembled: Build) -> None:
     small, large = assembled(), assembled(tasks_per_step=6, num_generations=8)
-    assert (small.runtime.collector.engine.rows, large.runtime.collector.engine.rows) == (8, 48)
+    assert (small.runtime.engine.engine.rows, large.runtime.engine.engine.rows) == (8, 48)
 
 
 @pytest.mark.config_key("num_generations")
@@ -181,7 +181,7 @@ def test_a_cold_policy_says_what_is_likely(assembled: Build) -> None:
 def test_evaluation_has_its_own_count_and_temperature(assembled: Build) -> None:
     def answers(**keys: Any) -> list[list[tuple[int, ...]]]:
         parts = assembled(**keys)
-        played = parts.runtime.collector.play(parts.heldout, parts.runtime.evaluation, purpose="eval", step=0)
+        played = parts.runtime.collector.run_rollouts(parts.heldout, parts.runtime.evaluation, purpose="eval", step=0)
         return [tokens([p.group]) for p in played]
 
     assert {len(group) for group in answers()} == {1}

@@ -15,7 +15,7 @@ from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.engines.vllm_core import VllmSettings, engine_fields
 from surefoot.errors import ConfigError
 from surefoot.learner.model import Policy, load_policy
-from surefoot.run.build import engine_spec, make_engine
+from surefoot.run.build import engine_spec
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,9 @@ def server() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.config_key("engine.kind")
 def test_the_kind_decides_which_engine_is_built(configure: Any, policy: Policy) -> None:
-    plain = make_engine(configure().config, policy, 64)
-    assert isinstance(plain, EmbeddedEngine)
+    plain: Any = engine_spec(configure().config, policy, 64).build()
+    assert isinstance(plain.engine, EmbeddedEngine)
+    plain.close()
     recipe = engine_spec(configure(engine__kind="vllm", engine__rows=5).config, policy, 64)
     assert type(recipe).__name__ == "VllmEngineSpec"
     assert (recipe.rows, recipe.max_width, recipe.dtype, recipe.device) == (5, 64, "float32", "cpu")  # type: ignore[attr-defined]
@@ -78,7 +79,7 @@ def test_the_address_is_asked_and_refused_by_name_when_it_cannot_be_trained_with
 ) -> None:
     url, asked = server
     with pytest.raises(ConfigError, match="can be asked, but not trained with") as caught:
-        make_engine(configure(engine__kind="openai", engine__url=url).config, policy, 64)
+        engine_spec(configure(engine__kind="openai", engine__url=url).config, policy, 64).build()
     assert url in caught.value.what
     assert "it is not vLLM" in caught.value.what
     assert "/v1/models" in asked

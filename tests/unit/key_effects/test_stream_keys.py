@@ -34,7 +34,7 @@ class Slow:
 
     capacity = 50
 
-    async def play(self, order: RolloutRequest) -> RolloutResult:
+    async def run(self, order: RolloutRequest) -> RolloutResult:
         await asyncio.sleep(100.0)
         turn = Turn((1,), (2, 3), (-0.1, -0.2), 0)
         return RolloutResult(

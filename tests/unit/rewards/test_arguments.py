@@ -116,11 +116,11 @@ def test_a_model_by_name_is_told_from_a_file_without_a_function(tmp_path: Any) -
 def test_the_rules_of_a_run_reach_graders_here_and_in_workers_elsewhere(tmp_path: Any) -> None:
     """The wire that a fleet's workers are built by; a run on this machine is watched in tests/runs/test_judging.py."""
     from surefoot.config import Config
+    from surefoot.run.build import worker_spec
     from surefoot.run.inputs import read_inputs
-    from surefoot.run.on_ray import _worker_spec
 
     config = Config(model="pebble", tasks="builtin:sums", max_steps=7, repetition="invalid", repetition_cost=2.0)
     inputs = read_inputs(config, tmp_path)
     codec = type("Codec", (), {"token_count": 10})()
-    worker = _worker_spec(config, inputs, codec, None).environment(RewardPool(inputs.functions))
+    worker = worker_spec(config, inputs, codec, None).environment(RewardPool(inputs.functions), None).graders
     assert worker.rules == inputs.rules == GradingRules(7, "invalid", 2.0)

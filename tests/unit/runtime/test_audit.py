@@ -45,7 +45,7 @@ def preflight(
         prompts = {task.id: (4, 9) for task in TASKS}
         collector = RolloutCollector(engine, environment, LetterCodec(), prompts, seed=0, token_count=20)
         sampling = Sampling(4, 1.0, 6, 40)
-        runtime = LocalRuntime(collector, train=sampling, evaluation=sampling, max_failures=failures)
+        runtime = LocalRuntime(engine, collector, train=sampling, evaluation=sampling, max_failures=failures)
         runtime.preflight(TASKS, audit=audit)
 
 

@@ -263,7 +263,7 @@ def test_a_fleet_tells_of_every_group_when_it_comes_not_when_all_are_there() -> 
     class Fleet:
         complaints: tuple[str, ...] = ()
 
-        async def play(self, order: RolloutRequest) -> RolloutResult:
+        async def run(self, order: RolloutRequest) -> RolloutResult:
             if order.position == 4:
                 while len(told) < 2:
                     await asyncio.sleep(0.005)
@@ -273,7 +273,7 @@ def test_a_fleet_tells_of_every_group_when_it_comes_not_when_all_are_there() -> 
     thread = EventLoopThread()
     try:
         players = PoolBatchRunner(Fleet(), thread, None, {task.id: (1,) for task in TASKS})  # type: ignore[arg-type]
-        played = players.play(
+        played = players.run_rollouts(
             TASKS[:3], Sampling(1, 1.0, 4, 8), purpose="train", step=7, positions=[4, 1, 6],
             finished=lambda place, one: told.append((place, one.id)),
         )  # fmt: skip
@@ -309,7 +309,14 @@ def test_groups_with_tools_are_graded_and_told_of_while_others_still_play() -> N
     environment = ToolEnvironment(Told(), Kit(lambda rollout: Box(answer)), ToolLimits(max_turns=4), lambda: 0.0)  # type: ignore[arg-type]
     prompts = {task.id: made.encode_prompt(task.messages()) for task in tasks}
     collector = RolloutCollector(
-        speaker(says), environment, made, prompts, seed=0, token_count=made.token_count, tool_threads=4
+        speaker(says),
+        environment,
+        made,
+        prompts,
+        seed=0,
+        token_count=made.token_count,
+        tools=environment,
+        tool_threads=4,
     )
     first: list[int] = []
 
@@ -317,5 +324,5 @@ def test_groups_with_tools_are_graded_and_told_of_while_others_still_play() -> N
         first.append(place)
         told.set()
 
-    collector.play(tasks, SAMPLING, purpose="train", step=1, finished=finished)
+    collector.run_rollouts(tasks, SAMPLING, purpose="train", step=1, finished=finished)
     assert first == [0, 1]

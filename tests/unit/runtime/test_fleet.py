@@ -25,7 +25,7 @@ def idle(fleet: ReplicaPool) -> bool:
 def test_more_orders_than_slots_are_all_played_and_no_slot_is_kept() -> None:
     async def scenario(transport: FakeTransport) -> None:
         fleet = await fleet_of(transport)
-        found = await asyncio.gather(*(fleet.play(order(n)) for n in range(20)))
+        found = await asyncio.gather(*(fleet.run(order(n)) for n in range(20)))
         assert [p.group.id for p in found] == [f"train/1/{n}" for n in range(20)]
         assert {(t[2], t[4]) for t in transport.tries} >= {("worker 0", "engine 0"), ("worker 1", "engine 1")}
         assert idle(fleet)
@@ -41,7 +41,7 @@ def test_a_member_that_dies_while_it_plays_is_replaced_and_its_plays_are_done_ag
     async def scenario(transport: FakeTransport) -> None:
         fleet = await fleet_of(transport, engines=count, workers=count)
         transport.gate.clear()
-        plays = [asyncio.create_task(fleet.play(order(n))) for n in range(2 * count)]
+        plays = [asyncio.create_task(fleet.run(order(n))) for n in range(2 * count)]
         await until(lambda: len(transport.tries) == 2 * count)
         first = getattr(transport, kind)[0]
         first.die()
@@ -64,7 +64,7 @@ def test_a_member_that_dies_while_idle_is_replaced_before_anybody_asks(kind: str
         fleet = await fleet_of(transport, engines=1, workers=1)
         getattr(transport, kind)[0].die()
         await until(lambda: getattr(fleet, kind)[0].lives == 2 and getattr(fleet, kind)[0].state == "serving")
-        await fleet.play(order())
+        await fleet.run(order())
         assert [attempt for _, attempt, *_ in transport.tries] == [1]
         await fleet.close()
 
@@ -86,7 +86,7 @@ def test_a_member_that_falls_silent_is_ended_and_replaced(kind: str) -> None:
             return RolloutReport(asked.group, attempt, played(asked))
 
         transport.act = act
-        found = await fleet.play(order())
+        found = await fleet.run(order())
         assert found.group.id == "train/1/0"
         assert stopped.kills >= 1
         assert getattr(fleet, kind)[0].restarts == 1
@@ -113,7 +113,7 @@ def test_what_a_lost_worker_says_late_is_not_taken() -> None:
             return RolloutReport(asked.group, attempt, played(asked))
 
         transport.act = act
-        found = await fleet.play(order())
+        found = await fleet.run(order())
         assert found.group.id == "train/1/0"
         assert fleet.counts["groups"] == 1
         await fleet.close()
@@ -145,7 +145,7 @@ def test_a_report_of_another_attempt_or_group_is_fenced(wrong: dict[str, Any]) -
             return replace(report, **wrong) if len(transport.tries) == 1 else report
 
         transport.act = act
-        assert (await fleet.play(order())).group.id == "train/1/0"
+        assert (await fleet.run(order())).group.id == "train/1/0"
         assert (fleet.counts["fenced"], len(transport.tries)) == (1, 2)
         await fleet.close()
 
@@ -159,7 +159,7 @@ def test_a_crash_loop_ends_with_the_name_the_cause_and_the_last_lines() -> None:
         transport.engines[1].die()
         await until(lambda: fleet.failed.done())
         with pytest.raises(FleetError) as caught:
-            await fleet.play(order())
+            await fleet.run(order())
         said = str(caught.value)
         assert caught.value.exit_code == 77
         assert "engine 1 was lost 4 times in a row" in said
@@ -200,7 +200,7 @@ def test_the_budget_begins_anew_when_something_was_finished() -> None:
             dying = transport.workers[0]
             dying.die()
             await until(lambda dying=dying: transport.workers[0] is not dying)  # type: ignore[misc]
-            await fleet.play(order())
+            await fleet.run(order())
         assert not fleet.failed.done()
         assert fleet.workers[0].restarts == 3 * QUICK.max_restarts
         await fleet.close()
@@ -250,7 +250,7 @@ def test_max_restarts_zero_means_the_first_loss_is_the_end() -> None:
         transport.workers[1].die()
         await until(lambda: fleet.failed.done())
         with pytest.raises(FleetError, match="worker 1 was lost once"):
-            await fleet.play(order())
+            await fleet.run(order())
         await fleet.close()
 
     running(scenario)
@@ -291,7 +291,7 @@ def test_an_error_of_the_play_itself_is_the_callers() -> None:
 
         transport.act = act
         with pytest.raises(RewardError, match="3 numbers"):
-            await fleet.play(order())
+            await fleet.run(order())
         assert idle(fleet)
         assert not fleet.failed.done()
         await fleet.close()
@@ -309,7 +309,7 @@ def test_one_hung_play_is_done_again_and_holds_up_nobody() -> None:
             return RolloutReport(asked.group, attempt, played(asked))
 
         transport.act = act
-        found = await asyncio.gather(*(fleet.play(order(n)) for n in range(8)))
+        found = await asyncio.gather(*(fleet.run(order(n)) for n in range(8)))
         assert len({p.group.id for p in found}) == 8
         assert [t[1] for t in transport.tries if t[0] == "train/1/0"] == [1, 2]
         assert fleet.counts["groups"] == 8
@@ -323,7 +323,7 @@ def test_a_play_that_always_hangs_ends_with_the_task_named() -> None:
         fleet = await fleet_of(transport, limits=replace(QUICK, rollout_timeout_s=0.01))
         transport.gate.clear()
         with pytest.raises(StalledError, match="task t5"):
-            await fleet.play(order(5))
+            await fleet.run(order(5))
         assert idle(fleet)
         await fleet.close()
 
@@ -344,11 +344,11 @@ def test_a_task_that_takes_its_worker_with_it_every_time_ends_the_run_by_name() 
 
         async def others() -> None:
             while True:
-                await fleet.play(order(1))
+                await fleet.run(order(1))
 
         busy = asyncio.create_task(others())
         with pytest.raises(FleetError, match=r"task t6|worker \d was lost"):
-            await fleet.play(order(6))
+            await fleet.run(order(6))
         busy.cancel()
         await asyncio.gather(busy, return_exceptions=True)
         await fleet.close()
@@ -379,7 +379,7 @@ def test_a_new_engine_serves_only_after_it_was_brought_to_the_current_version() 
         fleet = await fleet_of(transport, engines=1, workers=1)
         assert await publish(fleet, 6) == {"sync/replicas": 1.0}
         transport.engines[0].die()
-        await fleet.play(order())
+        await fleet.run(order())
         assert transport.tries[-1][-1] == 6
         assert transport.engines[0].life == 2
         await fleet.close()
@@ -398,7 +398,7 @@ def test_planted_an_engine_that_joins_without_the_version_is_seen() -> None:
         await fleet.start()
         await publish(fleet, 6)
         transport.engines[0].die()
-        await fleet.play(order())
+        await fleet.run(order())
         assert transport.tries[-1][-1] is None
         await fleet.close()
 
@@ -454,7 +454,7 @@ def test_an_engine_that_cannot_be_admitted_is_replaced_until_the_budget_is_spent
         await fleet.publish(lambda members: spread_to(members, 4), admit)
         transport.engines[0].die()
         with pytest.raises(FleetError, match="answers as version 0"):
-            await fleet.play(order())
+            await fleet.run(order())
         await fleet.close()
 
     running(scenario)
@@ -502,7 +502,7 @@ def test_close_ends_every_process_and_every_play() -> None:
     async def scenario(transport: FakeTransport) -> None:
         fleet = await fleet_of(transport)
         transport.gate.clear()
-        plays = [asyncio.create_task(fleet.play(order(n))) for n in range(9)]
+        plays = [asyncio.create_task(fleet.run(order(n))) for n in range(9)]
         await until(lambda: len(transport.tries) == 4)
         await fleet.close()
         ends = await asyncio.gather(*plays, return_exceptions=True)
@@ -521,7 +521,7 @@ def test_a_play_that_is_cancelled_at_any_moment_holds_nothing(ticks: list[int], 
         fleet = await fleet_of(transport, engines=1, workers=1)
         plays = []
         for number, wait in enumerate(ticks):
-            plays.append(asyncio.create_task(fleet.play(order(number))))
+            plays.append(asyncio.create_task(fleet.run(order(number))))
             for _ in range(wait):
                 await asyncio.sleep(0)
             if number < deaths:
@@ -529,7 +529,7 @@ def test_a_play_that_is_cancelled_at_any_moment_holds_nothing(ticks: list[int], 
             plays[number // 2].cancel()
         await asyncio.gather(*plays, return_exceptions=True)
         await until(lambda: idle(fleet))
-        assert (await fleet.play(order(99))).group.id == "train/1/99"
+        assert (await fleet.run(order(99))).group.id == "train/1/99"
         await until(lambda: fleet.engines[0].abandoned == fleet.workers[0].abandoned == 0)
         await fleet.close()
 
@@ -544,7 +544,7 @@ def test_whatever_dies_in_whatever_order_every_group_is_played_once(events: list
     async def scenario(transport: FakeTransport) -> None:
         fleet = await fleet_of(transport, engines=3, workers=3, limits=replace(QUICK, max_restarts=50, silence_s=0.03))
         await publish(fleet, 0)
-        plays = [asyncio.create_task(fleet.play(order(n))) for n in range(30)]
+        plays = [asyncio.create_task(fleet.run(order(n))) for n in range(30)]
         for version, (what, index, wait) in enumerate(events, start=1):
             if what == "p":
                 await publish(fleet, version)

@@ -140,7 +140,7 @@ def tasks(count: int) -> list[Task]:
 
 def test_groups_come_in_the_order_of_their_tasks(players: Any) -> None:
     _, crew = players
-    found = crew.play(tasks(9), SAMPLING, purpose="eval", step=0)
+    found = crew.run_rollouts(tasks(9), SAMPLING, purpose="eval", step=0)
     assert [p.group.task.id for p in found] == [f"t{n}" for n in range(9)]
     assert [p.group.id for p in found] == [f"eval/0/{n}" for n in range(9)]
 
@@ -155,14 +155,14 @@ def test_the_first_error_ends_the_wait_and_nothing_goes_on(players: Any) -> None
 
     transport.act = act
     with pytest.raises(RewardError, match="the reward broke"):
-        crew.play(tasks(4), SAMPLING, purpose="train", step=1)
+        crew.run_rollouts(tasks(4), SAMPLING, purpose="train", step=1)
     assert crew.fleet.engine_router.loads == [0, 0]
 
 
 def test_a_task_that_was_never_encoded_is_refused(players: Any) -> None:
     _, crew = players
     with pytest.raises(TaskError, match="never encoded"):
-        crew.play([Task(id="stranger", prompt="?")], SAMPLING, purpose="train", step=1)
+        crew.run_rollouts([Task(id="stranger", prompt="?")], SAMPLING, purpose="train", step=1)
 
 
 def test_complaints_of_the_workers_graders_are_told_before_the_drivers_own(players: Any) -> None:
@@ -175,5 +175,5 @@ def test_complaints_of_the_workers_graders_are_told_before_the_drivers_own(playe
         return RolloutReport(asked.group, attempt, played(asked), "\n    2 x score:raised")
 
     transport.act = act
-    crew.play(tasks(1), SAMPLING, purpose="train", step=1)
+    crew.run_rollouts(tasks(1), SAMPLING, purpose="train", step=1)
     assert crew.environment.explain_failures() == "\n    2 x score:raised"

@@ -51,11 +51,12 @@ def runtime(
     engine: ScriptedEngine | None = None, max_failures: float = 0.0,
 ) -> LocalRuntime:  # fmt: skip
     prompts = {task.id: (4, 9 + i, 5) for i, task in enumerate(TASKS)}
+    engine = engine or ScriptedEngine(lambda request: [7, 2])
     collector = RolloutCollector(
-        engine or ScriptedEngine(lambda request: [7, 2]), FakeEnvironment(rule), FakeCodec(), prompts, seed=0, token_count=50
+        engine, FakeEnvironment(rule), FakeCodec(), prompts, seed=0, token_count=50
     )  # fmt: skip
     train, evaluation = Sampling(4, 1.0, 6, 40), Sampling(3, 0.5, 6, 40)
-    return LocalRuntime(collector, train=train, evaluation=evaluation, max_failures=max_failures)
+    return LocalRuntime(engine, collector, train=train, evaluation=evaluation, max_failures=max_failures)
 
 
 def failing(every: int) -> Callable[[Rollout], Grade]:
@@ -82,7 +83,7 @@ def test_a_version_counts_only_when_the_engine_says_it_serves_it() -> None:
 def test_publishing_hands_over_and_takes_its_time() -> None:
     local = runtime()
     assert set(local.publish({}, 3)) == {"timing/publish"}
-    assert local.collector.engine.version == 3
+    assert local.engine.version == 3
 
 
 class Model:
@@ -98,7 +99,13 @@ class Model:
     def runtime(self, **keys: Any) -> LocalRuntime:
         plain = runtime(engine=self.engine)
         return LocalRuntime(
-            plain.collector, train=plain.train, evaluation=plain.evaluation, max_failures=0.0, score=self.score, **keys
+            self.engine,
+            plain.collector,
+            train=plain.train,
+            evaluation=plain.evaluation,
+            max_failures=0.0,
+            score=self.score,
+            **keys,
         )
 
 
@@ -152,8 +159,8 @@ def test_a_restored_baseline_is_what_the_publish_after_the_next_is_measured_from
 
 def test_an_engine_that_speaks_with_other_weights_is_refused_before_it_is_asked_for_a_rollout() -> None:
     model = Model()
-    local = model.runtime(copy_weights=True)
-    local.publish(model.weights, 0)
+    local = model.runtime()
+    local.publish({name: value.clone() for name, value in model.weights.items()}, 0)
     kept = model.engine.held
     model.weights["w"] += 0.5
     model.engine.load_weights = lambda weights, version: ScriptedEngine.load_weights(model.engine, kept, version)  # type: ignore[method-assign]
@@ -161,37 +168,10 @@ def test_an_engine_that_speaks_with_other_weights_is_refused_before_it_is_asked_
         local.publish(model.weights, 1)
 
 
-def test_without_copies_the_engine_gets_the_learners_own_tensors() -> None:
+def test_the_engine_gets_the_learners_own_tensors_and_copies_them_where_it_has_to() -> None:
     model = Model()
     model.runtime().publish(model.weights, 0)
     assert model.engine.held["w"] is model.weights["w"]
-
-
-def test_copies_are_never_what_the_learner_changes_nor_what_the_engine_still_reads() -> None:
-    model = Model()
-    local = model.runtime(copy_weights=True)
-    held = []
-    for version in range(4):
-        model.weights["w"] += 1.0
-        before = dict(model.engine.held)
-        values = {name: tensor.clone() for name, tensor in before.items()}
-        local.publish(model.weights, version)
-        assert all(torch.equal(before[name], values[name]) for name in before), "written into while it was in force"
-        held.append(model.engine.held["w"].data_ptr())
-        assert model.weights["w"].data_ptr() not in held
-    assert held[0] == held[2] != held[1] == held[3], "two buffers, in turns"
-
-
-def test_planted_single_buffer_changes_the_weights_in_force() -> None:
-    """Teeth: with one buffer, what the engine reads changes under it."""
-    model = Model()
-    local = model.runtime(copy_weights=True)
-    local.publish(model.weights, 0)
-    in_force = model.engine.held["w"]
-    local._spare = local._in_force
-    model.weights["w"] += 1.0
-    local._copied(model.weights)
-    assert float(in_force) == float(model.weights["w"])
 
 
 # -- collect --------------------------------------------------------------------------------------
@@ -205,7 +185,7 @@ def test_collecting_plays_one_group_per_task_with_training_settings() -> None:
 
 
 def asked(local: LocalRuntime) -> list[Request]:
-    engine = local.collector.engine
+    engine = local.engine
     assert isinstance(engine, ScriptedEngine)
     return engine.requests
 

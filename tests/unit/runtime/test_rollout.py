@@ -66,7 +66,7 @@ def collector(
 
 def asked(purpose: str = "train", step: int = 1, seed: int = 0) -> list[Request]:
     engine = ScriptedEngine(lambda request: [2])
-    collector(engine, seed=seed).play(TASKS, SAMPLING, purpose=purpose, step=step)
+    collector(engine, seed=seed).run_rollouts(TASKS, SAMPLING, purpose=purpose, step=step)
     return engine.requests
 
 
@@ -92,7 +92,7 @@ def test_every_rollout_has_a_seed_of_its_own_over_steps_purposes_and_runs() -> N
 
 def test_a_rollouts_seed_does_not_depend_on_the_other_tasks_of_its_step() -> None:
     engine = ScriptedEngine(lambda request: [2])
-    collector(engine).play([TASKS[2], TASKS[1]], SAMPLING, purpose="train", step=1)
+    collector(engine).run_rollouts([TASKS[2], TASKS[1]], SAMPLING, purpose="train", step=1)
     together = {(r.prompt_ids, r.seed) for r in asked()}
     assert {(r.prompt_ids, r.seed) for r in engine.requests} <= together
 
@@ -104,14 +104,14 @@ def test_the_engine_is_asked_with_tokens_encoded_before_and_the_sampling_given()
     assert [r.max_new_tokens for r in requests[::4]] == [6, 6, 6]
     tight = dataclasses.replace(SAMPLING, max_width=33)
     engine = ScriptedEngine(lambda request: [2])
-    collector(engine).play([TASKS[0], TASKS[2]], tight, purpose="train", step=1)
+    collector(engine).run_rollouts([TASKS[0], TASKS[2]], tight, purpose="train", step=1)
     assert [r.max_new_tokens for r in engine.requests[::4]] == [6, 3], "the context leaves only 3 for the long prompt"
     assert len({r.id for r in requests}) == 12
 
 
 def test_a_task_that_was_never_encoded_is_refused() -> None:
     with pytest.raises(TaskError, match="stranger was never encoded"):
-        collector().play([Task(id="stranger", prompt="?")], SAMPLING, purpose="train", step=1)
+        collector().run_rollouts([Task(id="stranger", prompt="?")], SAMPLING, purpose="train", step=1)
 
 
 # -- what comes back --------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_a_task_that_was_never_encoded_is_refused() -> None:
 
 def test_groups_hold_their_own_siblings_in_order_with_grades() -> None:
     environment = FakeEnvironment(lambda r: Grade(float(r.index), {"p": 0.5}, None, correct=float(r.index == 3)))
-    played = collector(environment=environment).play(TASKS, SAMPLING, purpose="train", step=7)
+    played = collector(environment=environment).run_rollouts(TASKS, SAMPLING, purpose="train", step=7)
     assert [p.group.task.id for p in played] == ["t0", "t1", "t2"]
     assert [p.group.id for p in played] == ["train/7/0", "train/7/1", "train/7/2"]
     for p in played:
@@ -136,14 +136,14 @@ def test_groups_hold_their_own_siblings_in_order_with_grades() -> None:
 def test_the_version_on_a_turn_is_the_engines_at_the_first_token() -> None:
     engine = ScriptedEngine(lambda request: [2], on_generate=lambda e: e.load_weights({}, 6))
     engine.load_weights({}, 5)
-    rollout = collector(engine).play(TASKS[:1], SAMPLING, purpose="train", step=1)[0].group.rollouts[0]
+    rollout = collector(engine).run_rollouts(TASKS[:1], SAMPLING, purpose="train", step=1)[0].group.rollouts[0]
     assert (rollout.version, rollout.turns[0].version_end, rollout.turns[0].mixed) == (5, 6, True)
 
 
 @pytest.mark.parametrize(("tokens", "reason"), [([9, 3], STOP), ([9] * 6, LENGTH)])
 def test_finish_reason_and_logprobs_are_the_engines(tokens: list[int], reason: str) -> None:
     engine = ScriptedEngine(lambda request: tokens, logprob=-0.125)
-    turn = collector(engine).play(TASKS[:1], SAMPLING, purpose="train", step=1)[0].group.rollouts[0].turns[0]
+    turn = collector(engine).run_rollouts(TASKS[:1], SAMPLING, purpose="train", step=1)[0].group.rollouts[0].turns[0]
     assert (turn.finish_reason, turn.logprobs) == (reason, (-0.125,) * len(tokens))
 
 
@@ -154,7 +154,7 @@ def test_a_token_that_no_text_has_is_a_failure_whatever_the_grader_says() -> Non
     """Row 45 exists in the model, not in the tokenizer; its text is empty, and empty might be graded 0 or 1."""
     engine = ScriptedEngine(lambda request: [45 if request.id.endswith("/1") else 44, 2])
     environment = FakeEnvironment(lambda r: Grade(1.0, {}, None))
-    group = collector(engine, environment).play(TASKS[:1], SAMPLING, purpose="train", step=1)[0].group
+    group = collector(engine, environment).run_rollouts(TASKS[:1], SAMPLING, purpose="train", step=1)[0].group
     assert group.rewards == (1.0, None, 1.0, 1.0)
     assert [r.failure for r in group.rollouts] == [None, UNDECODABLE, None, None]
 
@@ -167,7 +167,7 @@ def test_a_logprob_that_is_none_costs_its_own_rollout_and_nobody_elses(value: fl
         return [answers[0], dataclasses.replace(answers[1], logprobs=logprobs), *answers[2:]]
 
     environment = FakeEnvironment(lambda r: Grade(1.0, {"p": 1.0}, None, correct=1.0))
-    played = collector(_Wrong(change), environment).play(TASKS[:1], SAMPLING, purpose="train", step=1)[0]
+    played = collector(_Wrong(change), environment).run_rollouts(TASKS[:1], SAMPLING, purpose="train", step=1)[0]
     assert played.group.rewards == (1.0, None, 1.0, 1.0)
     assert [r.failure for r in played.group.rollouts] == [None, NONFINITE_LOGPROB, None, None]
     assert played.group.rollouts[1].turns == (), "nothing that is not finite travels on"
@@ -179,13 +179,13 @@ def test_a_logprob_that_is_none_costs_its_own_rollout_and_nobody_elses(value: fl
 def test_a_logprob_of_a_certain_or_a_hopeless_token_is_one(value: float) -> None:
     """Rounding may lift a certain token a little above 0; a hopeless one is only very unlikely."""
     engine = ScriptedEngine(lambda request: [9, 2], logprob=value)
-    group = collector(engine).play(TASKS[:1], SAMPLING, purpose="train", step=1)[0].group
+    group = collector(engine).run_rollouts(TASKS[:1], SAMPLING, purpose="train", step=1)[0].group
     assert [r.failure for r in group.rollouts] == [None] * 4
 
 
 def test_a_grader_without_a_verdict_leaves_a_reason_and_no_reward() -> None:
     environment = FakeEnvironment(lambda r: Grade(None, {"p": None}, "p:timeout") if r.index else Grade(1.0, {}))
-    group = collector(environment=environment).play(TASKS[:1], SAMPLING, purpose="train", step=1)[0].group
+    group = collector(environment=environment).run_rollouts(TASKS[:1], SAMPLING, purpose="train", step=1)[0].group
     assert group.rewards == (1.0, None, None, None)
     assert {r.failure for r in group.rollouts[1:]} == {"p:timeout"}
 
@@ -193,7 +193,7 @@ def test_a_grader_without_a_verdict_leaves_a_reason_and_no_reward() -> None:
 def test_a_grade_that_is_not_a_number_is_refused() -> None:
     environment = FakeEnvironment(lambda r: Grade(float("nan"), {}))
     with pytest.raises(ShapeError, match="reward nan"):
-        collector(environment=environment).play(TASKS[:1], SAMPLING, purpose="train", step=1)
+        collector(environment=environment).run_rollouts(TASKS[:1], SAMPLING, purpose="train", step=1)
 
 
 class _Wrong(ScriptedEngine):
@@ -212,7 +212,7 @@ class _Wrong(ScriptedEngine):
 )
 def test_answers_that_do_not_match_the_questions_are_refused(change: Callable[..., list[Completion]]) -> None:
     with pytest.raises(EngineError, match="asked 12 completions"):
-        collector(_Wrong(change)).play(TASKS, SAMPLING, purpose="train", step=1)
+        collector(_Wrong(change)).run_rollouts(TASKS, SAMPLING, purpose="train", step=1)
 
 
 @pytest.mark.parametrize("tokens", [(), (9,) * 7], ids=["empty", "overlong"])
@@ -221,7 +221,7 @@ def test_an_answer_of_impossible_length_is_refused(tokens: tuple[int, ...]) -> N
         return [dataclasses.replace(answers[0], token_ids=tokens, logprobs=(-1.0,) * len(tokens)), *answers[1:]]
 
     with pytest.raises(EngineError, match=f"{len(tokens)} tokens"):
-        collector(_Wrong(change)).play(TASKS, SAMPLING, purpose="train", step=1)
+        collector(_Wrong(change)).run_rollouts(TASKS, SAMPLING, purpose="train", step=1)
 
 
 def test_an_answer_with_missing_logprobs_is_refused() -> None:
@@ -229,7 +229,7 @@ def test_an_answer_with_missing_logprobs_is_refused() -> None:
         return [dataclasses.replace(answers[0], logprobs=(-1.0,)), *answers[1:]]
 
     with pytest.raises(ShapeError, match="2 tokens but 1 logprobs"):
-        collector(_Wrong(change)).play(TASKS, SAMPLING, purpose="train", step=1)
+        collector(_Wrong(change)).run_rollouts(TASKS, SAMPLING, purpose="train", step=1)
 
 
 @pytest.mark.parametrize("wrong", [-1, 1])
@@ -240,4 +240,4 @@ def test_a_grader_that_loses_or_invents_a_grade_is_refused(wrong: int) -> None:
             return grades[:-1] if wrong < 0 else [*grades, grades[0]]
 
     with pytest.raises(ValueError, match=r"grade|zip"):
-        collector(environment=Short()).play(TASKS, SAMPLING, purpose="train", step=1)
+        collector(environment=Short()).run_rollouts(TASKS, SAMPLING, purpose="train", step=1)

@@ -35,7 +35,7 @@ class Crew:
         self.open: dict[str, asyncio.Future[Answer]] = {}
         self.cancelled: list[str] = []
 
-    async def play(self, order: RolloutRequest) -> RolloutResult:
+    async def run(self, order: RolloutRequest) -> RolloutResult:
         self.asked.append(order)
         self.open[order.task.id] = asyncio.get_running_loop().create_future()
         try:
@@ -408,7 +408,7 @@ def test_a_crew_that_does_not_even_let_go_ends_in_a_stall_that_says_what_was_wai
                     if desk.version:
                         raise
 
-        monkeypatch.setattr(desk.crew, "play", deaf)
+        monkeypatch.setattr(desk.crew, "run", deaf)
         with pytest.raises(StalledError, match=r"2 groups and nothing happened: 0 are here, 4 in flight"):
             await desk.stream.next_batch(1, 2)
         desk.version = 1

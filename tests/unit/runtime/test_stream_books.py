@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from surefoot.protocols import Grade, Request
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.async_queue import AsyncTaskQueue
 from surefoot.runtime.local import LocalRolloutRunner
-from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
+from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling, request_for
 from surefoot.runtime.rollout import RolloutCollector
 from surefoot.runtime.sampler import AsyncSampler
 from surefoot.runtime.threads import EventLoopThread
@@ -38,7 +39,7 @@ class Crew:
     def __init__(self, answer: Exception | bool = True) -> None:
         self.answer, self.version = answer, 0
 
-    async def play(self, order: RolloutRequest) -> RolloutResult:
+    async def run(self, order: RolloutRequest) -> RolloutResult:
         if isinstance(self.answer, Exception):
             raise self.answer
         if not self.answer:
@@ -83,7 +84,7 @@ def test_the_loop_draws_keeps_and_settles_as_with_any_books(open_books: Any) -> 
         batch = queue.next_batch(step, 2)
         queue.record_rollouts(batch, batch.groups)
         assert queue.metrics()["async/staleness_max"] <= 1.0
-        queue.version = queue.stream.crew.version = step
+        queue.version = queue.stream.runner.version = step
         queue.advance(step)
         queue.close_batch(batch, step, [None, "partial_group" if step == 2 else None])
     status = queue.status()
@@ -183,16 +184,18 @@ def crew(make_net: Any, make_engine: Any) -> Iterator[Any]:
 
 
 def orders(alone: RolloutCollector) -> list[RolloutRequest]:
-    return [alone.order(task, SAMPLING, "train", 0, i) for i, task in enumerate(TASKS)]
+    return [
+        request_for(task, alone.prompts, SAMPLING, purpose="train", step=0, position=i) for i, task in enumerate(TASKS)
+    ]
 
 
 def test_groups_that_are_played_side_by_side_are_those_that_are_played_alone(crew: Any) -> None:
     made, alone, _ = crew
 
     async def all_at_once() -> list[RolloutResult]:
-        return list(await asyncio.gather(*(made.play(o) for o in reversed(orders(alone)))))
+        return list(await asyncio.gather(*(made.run(o) for o in reversed(orders(alone)))))
 
-    assert asyncio.run(all_at_once())[::-1] == alone.run_rollouts(orders(alone))
+    assert asyncio.run(all_at_once())[::-1] == alone.run_requests(orders(alone))
 
 
 def test_a_slow_grader_does_not_hold_up_decoding(crew: Any) -> None:
@@ -200,7 +203,7 @@ def test_a_slow_grader_does_not_hold_up_decoding(crew: Any) -> None:
     grader.hold = threading.Event()
 
     async def test() -> None:
-        play = asyncio.ensure_future(made.play(orders(alone)[0]))
+        play = asyncio.ensure_future(made.run(orders(alone)[0]))
         while not grader.began.is_set():
             await asyncio.sleep(0)
         request = Request("q", (4, 9), 3, 1.0, frozenset(), 1)
@@ -217,7 +220,7 @@ def test_a_cancelled_play_leaves_the_engine(crew: Any) -> None:
     made.engine.pause("keep")
 
     async def test() -> None:
-        play = asyncio.ensure_future(made.play(orders(alone)[0]))
+        play = asyncio.ensure_future(made.run(orders(alone)[0]))
         while not made.engine.in_flight:
             await asyncio.sleep(0)
         play.cancel()
@@ -231,14 +234,23 @@ def test_a_cancelled_play_leaves_the_engine(crew: Any) -> None:
     assert not grader.began.is_set(), "nobody grades what nobody waits for"
 
 
-def test_a_play_may_neither_bring_weights_nor_close_the_engine() -> None:
-    from surefoot.runtime.local import _CancellableEngine
+def test_a_cancelled_way_to_the_engine_withdraws_all_that_was_asked_and_asks_nothing_more() -> None:
+    from surefoot.runtime.requests import CancellableEngine
 
-    caller = _CancellableEngine(None)  # type: ignore[arg-type]
-    with pytest.raises(EngineError, match="brought weights"):
-        caller.load_weights({}, 1)
-    with pytest.raises(EngineError, match="closed the engine"):
-        caller.close()
+    asked: list[Future[Any]] = []
+
+    def submit(requests: Sequence[Request]) -> Future[Any]:
+        asked.append(Future())
+        return asked[-1]
+
+    caller = CancellableEngine(submit)
+    first, second = caller.submit([]), caller.submit([])
+    first.set_result([])
     caller.cancel()
-    with pytest.raises(EngineError, match="cancelled"):
-        caller.generate([])
+    assert (first.cancelled(), second.cancelled()) == (False, True)
+    for ask in (caller.submit, caller.generate):
+        with pytest.raises(EngineError, match="cancelled"):
+            ask([])
+    assert len(asked) == 2
+    held = {"load_weights", "close", "pause"} & set(dir(caller))
+    assert not held, "whoever runs one group may neither bring weights nor close the engine"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -22,6 +25,8 @@ from surefoot.rewards.pool import RewardPool
 from surefoot.rewards.rules import GradingRules
 from surefoot.runtime import rollout as tool_rounds
 from surefoot.storage.batches import group_record, read_group
+from surefoot.system import heartbeat
+from surefoot.system.signals import StopRequested
 from surefoot.tools.session import ToolLimits
 
 
@@ -388,3 +393,153 @@ def test_a_rollout_that_runs_out_of_time_is_given_up_and_finished_siblings_are_k
     assert (done.reward, done.ended) == (1.0, "answered")
     assert (late.reward, late.failure, len(late.turns)) == (None, "rollout_deadline", 3)
     assert all(box.closed == 1 for box in kit.boxes.values())
+
+
+# -- each at its own pace ----------------------------------------------------------------
+
+
+def slow_call_outlasts_all_others(patience_s: float) -> bool:
+    """Two groups of four rollouts, three turns each; the first call of one is answered when all others are over.
+
+    Returns:
+        Whether they were, within `patience_s`; a rollout is over when it lets go of its tools.
+    """
+    others_over, in_time = threading.Event(), []
+
+    class Counting(Box):
+        def close(self) -> None:
+            super().close()
+            if sum(box.closed for box in kit.boxes.values()) == 7:
+                others_over.set()
+
+    def make(rollout: str) -> Box:
+        def answer(name: str, arguments: object) -> str:
+            if rollout == "train/1/0/2" and not in_time:
+                in_time.append(others_over.wait(patience_s))
+            return "42"
+
+        return Counting(answer)
+
+    kit = Kit(make)
+    tasks = [TASK, dataclasses.replace(TASK, id="u")]
+    sampling = dataclasses.replace(SAMPLING, num_generations=4)
+    played = play(
+        lambda r, context: "42" if context.count("<|tool|>") > 1 else call(), kit, tasks=tasks, sampling=sampling
+    )
+    assert {(len(r.turns), r.ended, r.reward) for r in rollouts_of(played)} == {(3, "answered", 1.0)}
+    return in_time == [True]
+
+
+def test_a_slow_tool_holds_its_own_rollout_and_no_other() -> None:
+    assert slow_call_outlasts_all_others(patience_s=60.0)
+
+
+def test_planted_rounds_make_every_rollout_wait_for_the_slowest_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Teeth: with one barrier per turn the others cannot finish before the slow tool has answered."""
+    honest = tool_rounds.ToolRollouts._go_on
+
+    def in_rounds(self: Any, attempt: Any) -> None:
+        waiting = self.__dict__.setdefault("waiting", [])
+        waiting.append(attempt)
+        if len(waiting) == sum(each.over is None for each in self._attempts):
+            self.waiting = []
+            for each in waiting:
+                honest(self, each)
+
+    monkeypatch.setattr(tool_rounds.ToolRollouts, "_go_on", in_rounds)
+    assert not slow_call_outlasts_all_others(patience_s=0.2)
+
+
+def test_a_rollout_that_is_over_lets_go_of_its_tools_while_its_sibling_goes_on() -> None:
+    closed = threading.Event()
+
+    class Telling(Box):
+        def close(self) -> None:
+            super().close()
+            closed.set()
+
+    def make(rollout: str) -> Box:
+        return Telling(lambda *_: "42" if closed.wait(60.0) else "the sibling still holds its tools")
+
+    def says(request: Request, context: str) -> str:
+        return "42" if request.id.startswith("train/1/0/0") else one_call(request, context)
+
+    _, late = rollouts_of(play(says, Kit(make)))
+    assert late.turns[0].calls[0].answer == "42"
+
+
+def test_an_engine_that_fails_while_a_tool_is_asked_waits_for_the_tool_and_then_lets_it_go() -> None:
+    failed, asking = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    class Ordered(Box):
+        def close(self) -> None:
+            super().close()
+            order.append("closed")
+
+    def answer(*_: object) -> str:
+        asking.set()
+        assert failed.wait(60.0)
+        order.append("answered")
+        return "42"
+
+    def says(request: Request, context: str) -> str:
+        if request.id == "train/1/0/0":
+            return call()
+        assert asking.wait(60.0)
+        failed.set()
+        raise EngineError("the engine died", "no answer", "look at its log")
+
+    kit = Kit(lambda rollout: Ordered(answer))
+    with pytest.raises(EngineError, match="died"):
+        play(says, kit)
+    assert order == ["answered", "closed", "closed"]
+    assert [len(box.asked) for box in kit.boxes.values()] == [1, 0]
+
+
+def test_a_request_to_stop_withdraws_completions_and_lets_go_of_all_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Future[Any]] = []
+
+    class Silent:
+        def submit(self, requests: Any) -> Future[Any]:
+            asked.append(Future())
+            return asked[-1]
+
+    honest = tool_rounds.ToolRollouts._next_reports
+
+    def interrupted(self: Any) -> Any:
+        if len(asked) == 2:
+            raise StopRequested("stopped by SIGTERM")
+        return honest(self)
+
+    monkeypatch.setattr(tool_rounds.ToolRollouts, "_next_reports", interrupted)
+    kit = Kit(calculator)
+    with pytest.raises(StopRequested):
+        play(one_call, kit, engine=Silent())
+    assert [future.cancelled() for future in asked] == [True, True]
+    assert all(box.closed == 1 for box in kit.boxes.values())
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("surefoot-tools")]
+
+
+def test_a_wait_for_one_tool_is_no_progress_and_its_answer_is() -> None:
+    """The watchdog ends a wait without beats: a tool that hangs must not beat, one that answers must."""
+    beats: list[heartbeat.Heartbeat] = []
+
+    def answer(*_: object) -> str:
+        beats.append(heartbeat.last_heartbeat())
+        return "42"
+
+    def hang(*_: object) -> str:
+        while sum(box.closed for box in kit.boxes.values()) < 1:
+            time.sleep(0.01)
+        time.sleep(0.1)  # what the sibling's end had to say is said
+        before = heartbeat.last_heartbeat()
+        time.sleep(3 * tool_rounds._LOOK_S)
+        beats.append(before)
+        assert heartbeat.last_heartbeat() is before, "a wait is no progress"
+        return "42"
+
+    kit = Kit(lambda rollout: Box(hang if rollout.endswith("/1") else answer))
+    play(one_call, kit)
+    assert beats[-1].stage == "tools"
+    assert heartbeat.last_heartbeat() is not beats[-1], "its answer was"

@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +25,7 @@ from surefoot.errors import EngineError, InvariantError
 from surefoot.protocols import Completion, LearnerFacts, Request, Scored, ServingEngine, StepReport
 from surefoot.records import TrainSample
 from surefoot.runtime.replicas import EngineGoneError, RolloutReport
-from surefoot.runtime.requests import RolloutRequest
+from surefoot.runtime.requests import CancellableEngine, RolloutRequest
 from surefoot.runtime.specs import (
     EngineSpec,
     LearnerSpec,
@@ -75,7 +75,6 @@ class EngineActor(ReplicaActor):
         self.recipe = recipe
         self.engine: ServingEngine | None = None
         self.version: int | None = None
-        self._staged: tuple[Mapping[str, Any], int] | None = None
         self._one_sync = asyncio.Lock()
 
     async def setup(self) -> dict[str, Any]:
@@ -98,14 +97,7 @@ class EngineActor(ReplicaActor):
             return await asyncio.to_thread(self._prepare, parcel, version)
 
     def _prepare(self, parcel: Any, version: int) -> dict[str, int]:
-        from surefoot.maths.checksums import checksums
-
-        weights = open_weights(parcel)
-        if stage := getattr(self.engine, "prepare", None):  # it stages by itself, and tells what it holds
-            self._staged = ({}, version)
-            return dict(stage(weights, version))
-        self._staged = (weights, version)
-        return checksums(weights)
+        return dict(self._built().prepare(open_weights(parcel), version))
 
     async def commit(self, version: int) -> dict[str, int]:
         """Serve what was staged."""
@@ -113,30 +105,23 @@ class EngineActor(ReplicaActor):
             return await asyncio.to_thread(self._commit, version)
 
     def _commit(self, version: int) -> dict[str, int]:
-        if self._staged is None or self._staged[1] != version or self.engine is None:
-            raise EngineError(
-                f"{self.name} is to serve version {version}, and staged "
-                f"{'nothing' if self._staged is None else self._staged[1]}",
-                "weights that were not proved would be served", "prepare first",
-            )  # fmt: skip
-        staged, self._staged = self._staged[0], None  # nothing but the engine holds on to the memory from here on
-        if hasattr(self.engine, "commit"):
-            held = dict(self.engine.commit(version))
-        else:
-            held = {}
-            self.engine.load_weights(staged, version)
+        held = dict(self._built().commit(version))
         self.version = version
         return held
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Answer, beside everybody else's."""
-        if self.engine is None:
-            raise EngineError(f"{self.name} is not built yet", "it has nothing to answer with", "call setup first")
+        engine = self._built()
         self.in_flight += len(requests)
         try:
-            return await asyncio.wrap_future(self.engine.submit(requests))
+            return await asyncio.wrap_future(engine.submit(requests))
         finally:
             self.in_flight -= len(requests)
+
+    def _built(self) -> ServingEngine:
+        if self.engine is None:
+            raise EngineError(f"{self.name} is not built yet", "it has nothing to answer with", "call setup first")
+        return self.engine
 
 
 class WorkerActor(ReplicaActor):
@@ -146,78 +131,55 @@ class WorkerActor(ReplicaActor):
         _forget_connections_in_children()
         super().__init__(name, process)
         self.recipe = recipe
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="play")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rollouts")
 
     async def setup(self) -> dict[str, Any]:
         """Fork the reward processes, then import the rest."""
         pool = self.recipe.pool(self.process.logs / f"rewards-{self.name.replace(' ', '-')}.log")
-        self.environment = await asyncio.to_thread(self.recipe.environment, pool, self.process.logs)
+        tools = self.recipe.tools
+        kit = None if tools is None else await asyncio.to_thread(tools.build, self.process.logs)
+        self.environment, self.tools = await asyncio.to_thread(self.recipe.environment, pool, kit)
         self.ready()
         return await self.whereabouts()
 
-    async def play(self, order: RolloutRequest, engine: Any, attempt: int) -> RolloutReport:
+    async def run(self, request: RolloutRequest, engine: Any, attempt: int) -> RolloutReport:
         """One group, with completions of this engine; cancelled, it stops waiting for them."""
         from surefoot.runtime.rollout import RolloutCollector
 
         loop = asyncio.get_running_loop()
-        recipe, client = self.recipe, _EngineClient(engine, loop)
+        recipe = self.recipe
+        client = CancellableEngine(
+            lambda requests: asyncio.run_coroutine_threadsafe(_completions_of(engine, requests), loop)
+        )
         collector = RolloutCollector(
             client, self.environment, recipe.codec, {}, seed=recipe.seed, token_count=recipe.token_count,
+            tools=self.tools,
             tool_threads=THREADS if recipe.tools is None else recipe.tools.concurrency,
         )  # fmt: skip
         self.in_flight += 1
         try:
-            (played,) = await loop.run_in_executor(self._threads, collector.run_rollouts, [order])
+            (played,) = await loop.run_in_executor(self._threads, collector.run_requests, [request])
         except asyncio.CancelledError:
             client.cancel()
             raise
         finally:
             self.in_flight -= 1
         failed = any(rollout.reward is None for rollout in played.group.rollouts)
-        return RolloutReport(order.group, attempt, played, self.environment.explain_failures() if failed else "")
+        return RolloutReport(request.group, attempt, played, self.environment.explain_failures() if failed else "")
 
 
-class _EngineClient:
-    """`protocols.Engine` as far as a collector uses it, in a thread beside the event loop."""
-
-    version = -1
-
-    def __init__(self, handle: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self.handle, self.loop = handle, loop
-        self._asked: Future[list[Completion]] | None = None
-        self._cancelled = False
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Ask, and wait."""
-        if self._cancelled:
-            raise EngineGoneError("nobody waits for this play any more")
-        self._asked = asyncio.run_coroutine_threadsafe(self._generate(list(requests)), self.loop)
-        return self._asked.result()
-
-    async def _generate(self, requests: list[Request]) -> list[Completion]:
-        asked = self.handle.generate.remote(requests)
-        try:
-            return list(await asked)
-        except asyncio.CancelledError:
-            ray.cancel(asked)
-            raise
-        except RayActorError as error:
-            raise EngineGoneError(f"a worker lost the connection: {type(error).__name__}") from None
-        except RayTaskError as error:
-            raise error.cause from None
-
-    def cancel(self) -> None:
-        """Stop waiting."""
-        self._cancelled = True
-        if self._asked is not None:
-            self._asked.cancel()
-
-    def load_weights(self, weights: Any, version: int) -> None:
-        """Not here: weights come from the publisher."""
-        raise EngineError("a worker cannot change weights", "the publisher does, with proof", "call Runtime.publish")
-
-    def close(self) -> None:
-        """Nothing is owned."""
+async def _completions_of(engine: Any, requests: Sequence[Request]) -> list[Completion]:
+    """What the engine's process answers; cancelled, it is asked to stop."""
+    asked = engine.generate.remote(list(requests))
+    try:
+        return list(await asked)
+    except asyncio.CancelledError:
+        ray.cancel(asked)
+        raise
+    except RayActorError as error:
+        raise EngineGoneError(f"a worker lost the connection: {type(error).__name__}") from None
+    except RayTaskError as error:
+        raise error.cause from None
 
 
 def _forget_connections_in_children() -> None:

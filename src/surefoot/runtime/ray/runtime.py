@@ -322,8 +322,8 @@ class RayRuntime(BaseRuntime):
         self, site: RayDeployment, fleet: ReplicaPool, environment: Environment, prompts: Mapping[str, tuple[int, ...]],
         *, train: Sampling, evaluation: Sampling, max_failures: float, publisher: Publisher,
     ) -> None:  # fmt: skip
-        players = PoolBatchRunner(fleet, site.thread, environment, prompts)
-        super().__init__(players, train=train, evaluation=evaluation, max_failures=max_failures)
+        runner = PoolBatchRunner(fleet, site.thread, environment, prompts)
+        super().__init__(runner, train=train, evaluation=evaluation, max_failures=max_failures)
         self.site, self.fleet, self.publisher = site, fleet, publisher
         self.canary = publisher.canary
 
@@ -357,4 +357,4 @@ class RayRuntime(BaseRuntime):
         try:
             self.site.close()
         finally:
-            self.players.environment.close()
+            self.runner.environment.close()

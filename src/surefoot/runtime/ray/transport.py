@@ -149,9 +149,9 @@ class RayEngine(RayReplica):
 class RayWorker(RayReplica):
     """`fleet_members.WorkerMember`."""
 
-    async def play(self, order: RolloutRequest, engine: RayEngine, attempt: int) -> RolloutReport:
+    async def run(self, request: RolloutRequest, engine: RayEngine, attempt: int) -> RolloutReport:
         """One group; the worker asks the engine directly."""
-        report: RolloutReport = await self.call("play", order, engine.handle, attempt)
+        report: RolloutReport = await self.call("run", request, engine.handle, attempt)
         return report
 
 
@@ -184,9 +184,11 @@ class RayTransport:
         """The end of the log of this post."""
         return log_end(self.process.log(name))
 
-    def _member(self, kind: type[Any], name: str, host: type[ReplicaActor], recipe: Any, *, num_gpus: float) -> Any:
+    def _member(
+        self, kind: type[Any], name: str, host: type[ReplicaActor], recipe: EngineSpec | WorkerSpec, *, num_gpus: float
+    ) -> Any:
         handle = make_actor(host, num_gpus=num_gpus, spread=self.spread).remote(
-            name, self.process.also(getattr(recipe, "variables", ())), recipe
+            name, self.process.also(recipe.variables), recipe
         )
         return kind(name, handle, self.process.log(name))
 

@@ -364,6 +364,11 @@ class MCPToolkit:
         return [tool.spec for tool in self._tools.values()]
 
     @property
+    def routes(self) -> Mapping[str, Sequence[str]]:
+        """All tasks have all tools."""
+        return {}
+
+    @property
     def pins(self) -> dict[str, str]:
         """Server name -> SHA-256 over its tools: write it down, and give it to the next run."""
         self.start()
