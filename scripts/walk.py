@@ -9,15 +9,15 @@ profiled: from `TaskQueue.next_batch` of that step to the end of its `TaskQueue.
 checking, journaling, learning, publishing and logging are inside; start-up, evaluation, checkpoints and the steps
 before it, in which everything lazy is imported and cached, are outside.
 
-Counted is what the loop's own thread runs, and every thread that is started during the step:
+Counted is what the loop's own thread runs and what other threads do meanwhile: the engine's, graders', writers':
 
     modules     files of src/surefoot of which at least one function ran
     functions   distinct functions, methods, lambdas and nested functions of these files; a comprehension belongs to
                 the function around it
     records     dataclasses and named tuples of surefoot of which at least one instance was made by its constructor
 
-Not seen: reward workers, which are other processes; threads that are older than the step, such as the watchdog and the
-writer of status.json, which work at their own pace; records that are copied or unpickled without their constructor.
+Not seen: reward workers, which are other processes; `WATCHERS`, threads that look on at their own pace whatever the
+step does; records that are copied or unpickled without their constructor.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ GENERATED = "<string>"
 """The file name of constructors that `dataclass` and `NamedTuple` write."""
 
 
+WATCHERS = frozenset({"surefoot-watchdog", "surefoot-stop", "status"})
+"""Names of threads that look on."""
+
+
 class Walk:
     """What was seen between `begin` and `end`."""
 
@@ -57,7 +61,7 @@ class Walk:
 
     def see(self, frame: FrameType, event: str, argument: Any) -> None:
         """A profile function: every call of a Python function comes here."""
-        if event != "call" or not self.looking:
+        if event != "call" or not self.looking or threading.current_thread().name in WATCHERS:
             return
         code = frame.f_code
         if code.co_filename.startswith(PACKAGE) and code.co_name not in PARTS_OF_FUNCTIONS:
@@ -69,15 +73,13 @@ class Walk:
                 self.records[kind.__qualname__] += 1
 
     def begin(self) -> None:
-        """Count from here on, in this thread and in those that are started from here on."""
+        """Count from here on, in this thread and in those that were started with this profile."""
         self.looking = True
-        threading.setprofile(self.see)
         sys.setprofile(self.see)
 
     def end(self) -> None:
         """Count no more."""
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
         self.looking = False
 
     def summary(self) -> dict[str, Any]:
@@ -125,10 +127,12 @@ def walk(
 
     keys = [*KEYS, f"max_steps={max(steps) + 1}", f"output_dir={folder / 'run'}"]
     DurableTaskQueue.next_batch, DurableTaskQueue.close_batch = first, last  # type: ignore[method-assign]
+    threading.setprofile(current.see)  # before the engine's thread is made
     try:
         train(load_config(None, keys), view=PlainView(max(steps) + 1, io.StringIO()))
     finally:
         current.end()
+        threading.setprofile(None)  # type: ignore[arg-type]
         DurableTaskQueue.next_batch, DurableTaskQueue.close_batch = next_batch, close_batch  # type: ignore[method-assign]
     return {step: seen.summary() for step, seen in walks.items()}
 

@@ -26,7 +26,6 @@ LEFT = {
     ("run/task_plan.py", "isinstance StreamingDataset"): 4,
     ("run/inputs.py", "isinstance StreamingDataset"): 1,
     ("run/tasks.py", "isinstance HeldoutSplit"): 1,
-    ("run/on_ray.py", "cast"): 1,
     ("run/build.py", "getattr fingerprint"): 1,
     ("run/inputs.py", "getattr __name__"): 1,
     ("runtime/ray/runtime.py", "isinstance RemoteWeights"): 1,

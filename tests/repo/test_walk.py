@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from repo_tree import ROOT
 
-LIMITS = {"modules": 59, "functions": 450, "records": 43}
+LIMITS = {"modules": 61, "functions": 475, "records": 44}
 CHILD = """
 import json, os, sys, tempfile
 from dataclasses import dataclass
@@ -78,14 +78,14 @@ def test_one_step_goes_through_no_more_than_it_did(steps: dict[str, dict[str, An
 
 
 def test_the_limits_are_what_was_reached_and_little_more(steps: dict[str, dict[str, Any]]) -> None:
-    assert above(steps["2"], {"modules": 55, "records": 39}) != [], "the step got smaller: lower LIMITS, and this"
+    assert above(steps["2"], {"modules": 57, "records": 41}) != [], "the step got smaller: lower LIMITS, and this"
 
 
 def test_the_whole_step_is_seen(steps: dict[str, dict[str, Any]]) -> None:
     """Collecting, grading, checking, journaling, learning, publishing, logging; and nothing of what comes after."""
     entered, made = set(steps["2"]["entered"]), set(steps["2"]["made"])
     places = (
-        "loop runtime/rollout engines/embedded rewards/pool guards/invariants storage/journal learner/grpo maths/losses"
+        "loop runtime/rollout engines/embedded rewards/pool guards/invariants system/journal learner/grpo maths/losses"
     )
     assert {f"{name}.py" for name in [*places.split(), "runtime/probes", "tracking/log"]} <= entered
     assert {"StepBatch", "Rollout", "Group", "TrainSample", "Batch", "LossTerms", "StepReport"} <= made
