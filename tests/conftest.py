@@ -33,7 +33,7 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 TIMES = Path(__file__).with_name("times.json")
 CYCLE = 10
 ANY = range(CYCLE)
-EVERY = ((2.5, 10), (1.0, 5), (0.5, 2))
+EVERY = ((2.0, 10), (0.7, 5), (0.5, 2))
 """A test of so many seconds runs every n-th day."""
 NEEDS_GPU = "needs a CUDA GPU, none is visible"
 TURN = "SUREFOOT_TEST_TURN"

@@ -300,7 +300,7 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
         (handmade(b"{" * 50), "JSON"),
         (handmade(b'{"a":' * 50_000), "JSON"),
         (handmade([]), "JSON object"),
-        (handmade(b'{"a": {}, "a": {}}'), "twice"),
+        (handmade(b'{"a": {}, "a": {}}'), "more than once"),
         (handmade({"a": 3}), "not a dtype, a shape and offsets"),
         (handmade({"a": entry() | {"code": "x"}}), "not a dtype"),
         (handmade({"a": entry("F32x")}), "dtype 'F32x'"),
