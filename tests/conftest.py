@@ -77,9 +77,10 @@ def _take_turns(items: list[pytest.Item], turn: int) -> None:
     """Who belongs to this day and who to the night.
 
     Of a family marked `turns(n)` every n-th test belongs to the day, beginning elsewhere each day. `turns(n, k)` parts
-    several long tests, so that they do not meet on one day. Any other test that took long when it was last measured
-    (`tests/times.json`) comes every second, fifth or tenth day; `every_day` says that this one may not wait. A test that
-    was never measured runs.
+    several long tests, so that they do not meet on one day; with `together=True` all of a family come on the same day,
+    because they look at one long training, which any of them would have to pay for. Any other test that took long when
+    it was last measured (`tests/times.json`) comes every second, fifth or tenth day; `every_day` says that this one may
+    not wait. A test that was never measured runs.
     """
     seen: Counter[str] = Counter()
     measured = days_of(recorded_times())
@@ -88,7 +89,8 @@ def _take_turns(items: list[pytest.Item], turn: int) -> None:
             family = item.nodeid.partition("[")[0]
             seen[family] += 1
             n, *first = mark.args
-            waits = (seen[family] + turn + sum(first)) % n != 0
+            number = 1 if mark.kwargs.get("together") else seen[family]
+            waits = (number + turn + sum(first)) % n != 0
         else:
             waits = turn % CYCLE not in measured.get(_name(item), ANY) and not item.get_closest_marker("every_day")
         if item.get_closest_marker("turns") or item.get_closest_marker("every_day"):

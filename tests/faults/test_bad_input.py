@@ -356,6 +356,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     }
 
 
+@pytest.mark.turns(2, together=True)
 @pytest.mark.parametrize("name", HEAVY)
 def test_refused_with_nothing_left_behind(name: str, done: dict[str, Done]) -> None:
     case, result = HEAVY[name], done[name]
@@ -363,6 +364,7 @@ def test_refused_with_nothing_left_behind(name: str, done: dict[str, Done]) -> N
     assert result.after == result.before, "a start that is refused leaves nothing behind"
 
 
+@pytest.mark.turns(2, together=True)
 def test_a_failure_in_the_middle_leaves_a_verdict_and_the_steps_before_it(done: dict[str, Done]) -> None:
     ran = done["a reward that fails in step 2"].ran
     check_refusal(ran.code, ran.err, 4, ["in step 2 got no verdict", "later:raised"])
@@ -373,10 +375,12 @@ def test_a_failure_in_the_middle_leaves_a_verdict_and_the_steps_before_it(done: 
     assert sorted(p.name for p in (ran.run / "rollouts").iterdir()) == ["step_1.jsonl"]
 
 
+@pytest.mark.turns(2, together=True)
 def test_the_message_shows_what_the_reward_function_raised(done: dict[str, Done]) -> None:
     assert "KeyError: 'the third call'" in done["a reward that fails in step 2"].ran.err
 
 
+@pytest.mark.turns(2, together=True)
 def test_a_run_that_nobody_judged_does_not_pass(done: dict[str, Done]) -> None:
     """Failures are allowed here, all of them; that is permission to go on, not evidence."""
     ran = done["a run that nobody judged"].ran

@@ -106,6 +106,13 @@ def test_a_family_takes_turns_and_nobody_is_left_out(inner: Path) -> None:
     assert collected(inner, turn=0) == {"test_always", *(f"test_x[{n}]" for n in range(10))}
 
 
+def test_a_family_that_shares_one_training_comes_together(inner: Path) -> None:
+    together = FAMILY.replace("turns(4)", "turns(4, together=True)")
+    (inner / "test_it.py").write_text(together, encoding="utf-8")
+    days = [collected(inner, "-m", "not nightly", turn=turn) - {"test_always"} for turn in range(4)]
+    assert sorted(map(len, days)) == [0, 0, 0, 10]
+
+
 def test_long_tests_come_every_second_fifth_or_tenth_day_unless_they_may_not_wait(inner: Path) -> None:
     names = ["short", "half", "one", "long", "kept"]
     (inner / "test_it.py").write_text(

@@ -54,6 +54,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return surefoot("train", CONFIG, *SHORT, cwd=tmp_path_factory.mktemp("learned"))
 
 
+@pytest.mark.turns(5, together=True)
 def test_the_policy_learns_when_to_call_and_when_not(learned: Ran) -> None:
     assert learned.code == 0, learned.out + learned.err
     first, last = (m["eval_accuracy"] for m in learned.metrics if "eval_accuracy" in m)
@@ -67,6 +68,7 @@ def test_the_policy_learns_when_to_call_and_when_not(learned: Ran) -> None:
     assert call_rate(after, "turn") < call_rate(before, "turn") + 0.1, "it does not pay there"
 
 
+@pytest.mark.turns(5, together=True)
 def test_every_turn_of_the_run_kept_its_tokens(learned: Ran) -> None:
     steps = [m for m in learned.metrics if "tools/rerendered_tokens" in m]
     assert len(steps) == 16
@@ -77,6 +79,7 @@ def test_every_turn_of_the_run_kept_its_tokens(learned: Ran) -> None:
     assert step_1["trained_tokens"] == sum(len(row["completion_ids"]) for row in rollouts(learned.run, 1))
 
 
+@pytest.mark.turns(5, together=True)
 def test_the_report_shows_whole_rollouts(learned: Ran) -> None:
     page = (learned.run / "report.html").read_text()
     for shown in (
