@@ -14,30 +14,12 @@ from typing import Any
 import pytest
 from command import ROOT, Ran, surefoot
 from frame_kit import payloads, pieces
+from moods import WORLD
 
 from surefoot.protocols import ToolAnswer
 from surefoot.records import Task
 from surefoot.tools.recording import RecordingToolkit
 
-# A world whose verdict depends on nothing that could be repeated.
-WORLD = '''
-import random
-
-class Mood:
-    def reset(self, **row):
-        self.calls = 0
-
-    def ask(self, question: str) -> str:
-        """Ask.
-
-        Args:
-            question: what
-        """
-        return str(random.SystemRandom().random())
-
-    def get_reward(self) -> float:
-        return random.SystemRandom().random()
-'''
 KEYS = ["max_steps=3", "eval_steps=3", "eval_tasks=8", "tasks_per_step=4", "num_generations=4", "tools.in_prompt=false"]
 
 

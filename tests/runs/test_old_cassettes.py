@@ -12,26 +12,9 @@ from pathlib import Path
 
 import pytest
 from command import ROOT, Ran, surefoot
+from moods import WORLD
 
 OLD = ROOT / "tests" / "fixtures" / "cassettes" / "format_1_run.jsonl"
-WORLD = '''
-import random
-
-class Mood:
-    def reset(self, **row):
-        self.calls = 0
-
-    def ask(self, question: str) -> str:
-        """Ask.
-
-        Args:
-            question: what
-        """
-        return str(random.SystemRandom().random())
-
-    def get_reward(self) -> float:
-        return random.SystemRandom().random()
-'''
 KEYS = ["max_steps=2", "eval_steps=2", "eval_tasks=4", "tasks_per_step=2", "num_generations=2", "tools.in_prompt=false"]
 
 
