@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 ON_STAGE = (
     pytest.mark.nightly
 )  # more than a minute of two cores; tests/runs/test_guard.py shows the same, small, every day
-CALL_SITE = "    run.last_eval |= fold(run)\n"
+CALL_SITE = "    run.last_eval |= update_guard(run)\n"
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_planted_missing_call_site_makes_the_demo_exit_1(tmp_path: Path) -> None
     """Teeth: in a copy of the package without the one line that tells the guard, the story is not true any more."""
     copy = tmp_path / "src"
     shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    loop = copy / "surefoot/loop.py"
+    loop = copy / "surefoot/evaluation.py"
     text = loop.read_text(encoding="utf-8")
     assert text.count(CALL_SITE) == 1, "the call site has moved: this test plants nothing"
     loop.write_text(text.replace(CALL_SITE, ""), encoding="utf-8")

@@ -40,6 +40,9 @@ STOPPED = 75
 CLOCKS = ("killswitch/", "timing/", "step_time", "tokens_per_second")
 """Names that may differ between a run that is guarded and one that is not: the guard's own, and what a clock made."""
 
+TIMED = ("seconds", "grading_seconds")
+"""What a clock made of a rollout."""
+
 Say = Callable[[str], None]
 
 
@@ -87,9 +90,15 @@ class DemoRun:
             if row["step"] <= until
         ]
 
-    def rollouts(self, until: int) -> list[bytes]:
-        """The rollouts of every step, byte for byte; one that is missing is an error."""
-        return [(self.folder / f"rollouts/step_{step}.jsonl").read_bytes() for step in range(1, until + 1)]
+    def rollouts(self, until: int) -> list[list[dict[str, Any]]]:
+        """Of every rollout of every step what no clock made; a step without rollouts is an error."""
+        found = []
+        for path in (self.folder / f"rollouts/step_{step}.jsonl" for step in range(1, until + 1)):
+            rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+            if not rows:
+                raise ValueError(f"{path} is empty")
+            found.append([{name: value for name, value in row.items() if name not in TIMED} for row in rows])
+        return found
 
 
 def play(words: Sequence[str], folder: Path, say: Say) -> DemoRun:
@@ -264,7 +273,7 @@ def _equal(unguarded: DemoRun, guarded: DemoRun) -> Claim:
     mine, theirs = unguarded.numbers(stop), guarded.numbers(stop)
     try:
         rollouts = unguarded.rollouts(stop) == guarded.rollouts(stop)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return Claim(f"bit-equal until step {stop}: {error}", False)
     return Claim(
         f"bit-equal until step {stop}: {sum(map(len, theirs))} numbers, and every rollout",

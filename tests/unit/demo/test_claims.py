@@ -22,7 +22,8 @@ def run(folder: Path, steps: int, *, code: int, status: str, guard: dict[str, An
     """A run folder as `surefoot train` leaves it, one evaluation per step."""
     (folder / "rollouts").mkdir(parents=True)
     for step in range(1, steps + 1):
-        (folder / f"rollouts/step_{step}.jsonl").write_text(f'{{"text": "{step}"}}\n')
+        row = {"text": str(step), "seconds": 0.1 * steps, "grading_seconds": {"score": 0.01 * steps}}
+        (folder / f"rollouts/step_{step}.jsonl").write_text(json.dumps(row) + "\n")
     rows: list[dict[str, float]] = [{"step": 0, "eval_accuracy": HELDOUT[0], "timing/eval": 1.0}]
     for step in range(1, steps + 1):
         rows += [{"step": step, "reward": REWARDS[step - 1], "step_time": float(steps)}]
@@ -82,6 +83,12 @@ def test_clocks_and_the_guards_own_numbers_may_differ(halves: tuple[DemoRun, Dem
 
 def test_one_other_rollout_is_not_bit_equal(halves: tuple[DemoRun, DemoRun]) -> None:
     (halves[1].folder / "rollouts/step_2.jsonl").write_text('{"text": "3"}\n')
+    assert [text[:9] for text in failed(*halves)] == ["bit-equal"]
+
+
+def test_a_step_without_rollouts_is_not_bit_equal(halves: tuple[DemoRun, DemoRun]) -> None:
+    for half in halves:
+        (half.folder / "rollouts/step_2.jsonl").write_text("")
     assert [text[:9] for text in failed(*halves)] == ["bit-equal"]
 
 
