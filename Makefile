@@ -32,7 +32,7 @@ COUNT = $(BIN)/python scripts/count_tests.py --results $(REPORTS)/results.jsonl
 # What needs a GPU is not left out: it is skipped where there is none, and counted.
 EVERY_DAY := not nightly
 
-.PHONY: help setup train test quick test-vllm unit faults nightly check bench release clean
+.PHONY: help setup train test quick test-vllm unit faults nightly mutants check bench release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -90,6 +90,9 @@ nightly: $(VENV)/.test ## all that is too long for a day, and what needs a GPU; 
 	  $(call PYTEST,nightly_rest,$(NIGHT) -n 2 tests --ignore=tests/faults) || code=1; \
 	  $(COUNT) $(patsubst %,$(REPORTS)/nightly_%.xml,faults alone rest) || code=1; \
 	  $(BIN)/python scripts/reliability_table.py --merge nightly --times "make test" "make nightly" || code=1; exit $$code
+
+mutants: $(VENV)/.test ## 300 wrong edits of our wiring: which do the tests not see? two hours; then docs/mutants.md
+	@$(BIN)/python scripts/mutants.py --write
 
 check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the repository
 	@$(BIN)/ruff format --check --quiet --output-format concise . || { echo "fix: $(BIN)/ruff format ."; exit 1; }

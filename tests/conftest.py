@@ -56,7 +56,8 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _refuse_names_that_change(items)
     _take_turns(items, int(os.environ[TURN]))
-    _longest_file_first(items)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        _longest_file_first(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         for item in marked:
