@@ -1,4 +1,4 @@
-"""Write the table of files into docs/architecture.md: every module of the package with the first line of its docstring.
+"""Write the table of files into docs/reference/modules.md: every module of the package, by its docstring's first line.
 
     python scripts/list_files.py            rewrite the table
     python scripts/list_files.py --check    exit 1 if it would change
@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "surefoot"
-DOCUMENT = ROOT / "docs" / "architecture.md"
+DOCUMENT = ROOT / "docs" / "reference" / "modules.md"
 START, END = "<!-- files: written by scripts/list_files.py -->", "<!-- end of files -->"
 
 

@@ -1,6 +1,6 @@
 """How much one training step goes through is counted, and growth is a decision: `scripts/walk.py` has limits here.
 
-The aim is 40 modules and 10 kinds of records (docs/architecture.md, "Size"); a limit is what was reached and a little
+The aim is 40 modules and 10 kinds of records (docs/reference/modules.md, "Size"); a limit is what was reached and a little
 head-room. Lower it when the tree gets smaller; raise it only with a reason in the commit.
 """
 

@@ -44,3 +44,9 @@ DOC_BLOCKS = {
     "docs/guards.md:sh:surefoot demo hack --out demo": "two trainings, minutes; tests/runs/test_demo.py runs it",
     "CONTRIBUTING.md:sh:make check": "runs the whole suite, this test included; continuous integration runs it",
 }
+
+UNLINKED_SUBJECTS = {
+    # "page": "why it may speak of what was never shown without a link to the list"
+    "CHANGELOG.md": "a history: it says what was built, and each entry is of its day",
+    "docs/migrating.md": "generated tables of other trainers' names; it says what a key is, not what was run",
+}
