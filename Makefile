@@ -105,9 +105,10 @@ check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the re
 bench: $(VENV)/.test ## measure speed and memory; prints ratios with intervals, keeps raw samples
 	@$(BIN)/python benchmarks/run.py
 
-release: $(VENV)/.core ## wheel, source archive and software bill of materials (CycloneDX) into dist/
+release: $(VENV)/.core ## wheels and source archives of both distributions, bill of materials (CycloneDX), into dist/
 	@rm -rf dist && $(BIN)/python -m hatchling build -d dist -t sdist -t wheel
 	@$(BIN)/python scripts/sbom.py dist
+	@cd harness && $(abspath $(BIN)/python) -m hatchling build -d ../dist -t sdist -t wheel
 
 clean: ## remove what make made
 	rm -rf $(VENV) $(VLLM) $(REPORTS) .cache dist build

@@ -236,7 +236,8 @@ def planted_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         assert text.count(old) == 1, "the planted place is there"
         path.write_text(text.replace(old, new))
         sandbox_link.close_server()
-        monkeypatch.setattr(sandbox_link, "_SOURCE", str(tmp_path / "src"))
+        rest = sandbox_link._SOURCE.replace(str(source), str(tmp_path / "src"))
+        monkeypatch.setattr(sandbox_link, "_SOURCE", rest)
 
     yield plant
     sandbox_link.close_server()

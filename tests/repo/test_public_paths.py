@@ -22,7 +22,6 @@ def test_every_public_path_of_the_first_edition_is_importable(path: str) -> None
 
 def test_a_moved_name_is_the_very_same_thing() -> None:
     from surefoot.envs.sandbox import Limits  # type: ignore[import-not-found]
-
     from surefoot.sandbox.sandbox import SandboxLimits
 
     assert Limits is SandboxLimits

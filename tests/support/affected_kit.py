@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "src"
+SOURCE = os.pathsep.join(str(Path(__file__).parents[2] / name) for name in ("src", "harness/src"))
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Toy:
         self.write(name, text.replace(before, after))
 
     def pytest(self, *words: str, plugins: tuple[str, ...] = (), affected: bool = True) -> Said:
-        env = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "NO_COLOR": "1"}
+        env = {**os.environ, "PYTHONPATH": SOURCE, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "NO_COLOR": "1"}
         env.pop("PYTEST_ADDOPTS", None)
         loaded = [word for name in ("surefoot.harness.plugin", *plugins) for word in ("-p", name)]
         flag = ["--affected"] if affected else []

@@ -25,13 +25,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import surefoot
+import surefoot_harness
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.sandbox.walls import ORDER, ORDER_WITH_NETWORK
 from surefoot.system.frames import HEADER, FrameError, take_frame
 from surefoot.system.memory import excess_mb
 from surefoot.system.process import Child, family
 
-_SOURCE = str(Path(__file__).resolve().parents[2])
+_SOURCE = os.pathsep.join(
+    dict.fromkeys(str(Path(each.__file__ or "").resolve().parents[1]) for each in (surefoot, surefoot_harness))
+)
+"""What the keeper of sandboxes imports from: one folder where we are installed, two in a checkout."""
 _ANSWER_CAP = 2**16
 _PATIENCE_S = 30.0
 """How long a birth may take on a machine that is busy."""

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import surefoot
+import surefoot_harness
 from surefoot.errors import SecurityError, ToolError, ToolFailedError
 from surefoot.sandbox import host
 from surefoot.sandbox.process import SandboxReports
@@ -35,7 +37,7 @@ from surefoot.tools.mcp.hosts import HostGrants, in_words
 from surefoot.tools.mcp.proxy import PORT, HostProxy, proxy_variables
 from surefoot.tools.mcp.servers import Server
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_PACKAGES = [os.path.dirname(os.path.abspath(each.__file__ or "")) for each in (surefoot, surefoot_harness)]
 _CLOCK = ("/etc/localtime", "/etc/timezone")
 _NAMES = (
     "/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/services",
@@ -178,7 +180,7 @@ def _around(program: str) -> Iterator[str]:
     home = os.path.dirname(os.path.dirname(program))
     yield from _added(home)
     if real == host.python() and os.path.realpath(home) in map(os.path.realpath, (sys.prefix, sys.base_prefix)):
-        yield _PACKAGE
+        yield from _PACKAGES
 
 
 def _libraries(home: str) -> Iterator[str]:
