@@ -97,6 +97,33 @@ class Engine(Protocol):
         """Free everything."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineInputs:
+    """What a run tells whoever makes its engine; plain data, so that it can be sent to another process."""
+
+    decoder: DecoderSpec
+    model_config: Mapping[str, Any] = field(repr=False)
+    """`config.json` of the model, as a dictionary."""
+    rows: int
+    """Completions that will be asked for at once."""
+    max_width: int
+    """Longest prompt and completion together, in tokens."""
+    device: str
+    dtype: str
+    """What weights arrive in: "float32" or "bfloat16"."""
+    seed: int
+    threads: int
+    url: str | None = None
+    """engine.url."""
+    gpu_memory_utilization: float = 0.4
+    shares_weights: bool = False
+    """Weights that were handed over change while they are served: they have to be copied."""
+    answer_only: bool = False
+    """Nothing will be trained: no weights need to be taken."""
+    kind: str = ""
+    """engine.kind: for an engine of the user's own, where it is."""
+
+
 InFlightPolicy = Literal["keep", "wait", "abort"]
 """What becomes of unfinished completions while weights change: go on with the new ones, finish first, begin again."""
 

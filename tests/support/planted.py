@@ -34,6 +34,12 @@ and the exit code is the command's own. The bugs:
     no_landlock                 no bug: the host's kernel has no Landlock
     trusting_git                git is asked as it comes, with the programs that a repository names
     no_sandbox                  no bug: a host that can build no sandbox
+    trust_own_losses            a loss of the user's own is not held to the invariants
+    trust_own_estimators        ... nor an advantage estimator
+    trust_own_rules             ... nor is a guard rule tried out
+    trust_own_engines           the answers of an engine of the user's own are not looked at
+    trust_own_environments      an environment is not tried on the first task
+    forget_own_digests          the files of a user's own code are not compared on resume
 
 A bug is planted after the reward workers are forked: planting needs torch, and forking comes before it. Those in EARLY
 need none and are planted at once: what they break is over by then.
@@ -315,7 +321,7 @@ def forget_the_probe() -> None:
 
 EARLY = frozenset(
     {"border_without_sets", "evaluate_what_is_there", "forget_the_probe", "no_weights", "any_template_will_do",
-     "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git", "no_sandbox"}
+     "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git", "no_sandbox", "forget_own_digests"}
 )  # fmt: skip
 
 
@@ -423,6 +429,48 @@ def evaluate_what_is_there() -> None:
     evaluate.refuse_unanswerable = lambda *_, **__: None  # type: ignore[assignment]
 
 
+def trust_own_losses() -> None:
+    """Whatever a loss of the user's own computes, the run begins."""
+    from surefoot.learner import own_code
+
+    own_code.loss_breach = lambda settings: None  # type: ignore[attr-defined]
+
+
+def trust_own_estimators() -> None:
+    """Whatever an advantage estimator of the user's own computes, the run begins."""
+    from surefoot.learner import own_code
+
+    own_code.estimator_breach = lambda estimate: None  # type: ignore[attr-defined]
+
+
+def trust_own_rules() -> None:
+    """A guard rule is asked for the first time by the run's own evaluations."""
+    from surefoot.guards import own_rules
+
+    own_rules._try_out = lambda rule: None
+
+
+def trust_own_engines() -> None:
+    """Whatever an engine of the user's own answers goes on to the run."""
+    from surefoot.engines.own import OneAtATime
+
+    OneAtATime._looked_at = lambda self, requests, given, version: given  # type: ignore[assignment, method-assign]
+
+
+def trust_own_environments() -> None:
+    """The first rollout is the first to reset an environment."""
+    from surefoot.tools.toolkits import ToolkitSpec
+
+    ToolkitSpec.try_environment = lambda self, task: None  # type: ignore[method-assign]
+
+
+def forget_own_digests() -> None:
+    """Nobody asks what a user's own file was when the run began."""
+    from surefoot.run import inputs
+
+    inputs.own_digests = lambda config: {}  # type: ignore[attr-defined]
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -433,6 +481,8 @@ PLANTS: dict[str, Plant] = {
         never_steps, no_finite_gradient, forget_changed_entries, forget_equal_rewards, evaluate_what_is_there, forget_the_probe,
         speak_in_circles, forget_loops, forget_datasets,
         no_weights, any_template_will_do, any_device_will_do, any_name_will_do, no_landlock, trusting_git, no_sandbox,
+        trust_own_losses, trust_own_estimators, trust_own_rules, trust_own_engines, trust_own_environments,
+        forget_own_digests,
     )
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ SurefootError                 70  a bug of ours, when nothing below fits
 │   ├── ModelError             4  weights, tokenizer or template
 │   ├── RewardError            4  a reward function
 │   ├── EngineError            4  an engine answered with something that is not an answer
+│   ├── ExtensionError         4  a loss, an estimator, an engine or a guard rule of the user's own is refused
 │   └── ToolError              4  a tool, its server, or what they offer is refused
 │       └── ToolFailedError    4  a tool's server or world failed under one rollout, which then has no verdict
 ├── SecurityError              5  going on would open something to others, or run what nobody contained
@@ -115,6 +116,10 @@ class RewardError(InputError):
 
 class EngineError(InputError):
     """An engine returned something that is not a usable completion."""
+
+
+class ExtensionError(InputError):
+    """Code of the user's own does not load, has the wrong form, or breaks what holds for ours; with file and line."""
 
 
 class ToolError(InputError):

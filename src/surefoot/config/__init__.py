@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from surefoot.config import rules as config_rules
+from surefoot.config.choices import ENGINES, ESTIMATORS, LOSSES, RULES, loss_facts, own_text
 
 # -- The tables of a config, `[engine]` to `[guard]`, and the types that every key is made of -----
 # Owns       names, types and defaults of keys in tables; `config.py` has those outside.
@@ -39,6 +40,18 @@ Int = Annotated[int, BeforeValidator(_number), Field(strict=True)]
 Float = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False)]
 
 
+OwnCode = Annotated[str, AfterValidator(own_text)]
+"""`file.py:name`: code of the user's own."""
+if TYPE_CHECKING:  # the names stand in one table, which a type checker does not read
+    LossType: TypeAlias = str
+    Estimator: TypeAlias = str
+    EngineKind: TypeAlias = str
+    RuleName: TypeAlias = str
+else:
+    LossType, Estimator = Literal[tuple(LOSSES)] | OwnCode, Literal[ESTIMATORS] | OwnCode
+    EngineKind, RuleName = Literal[tuple(ENGINES)] | OwnCode, Literal[tuple(RULES)] | OwnCode
+
+
 class Table(BaseModel):
     """A frozen table that refuses keys it does not know."""
 
@@ -48,8 +61,8 @@ class Table(BaseModel):
 class EngineConfig(Table):
     """`[engine]`: who generates."""
 
-    kind: Literal["embedded", "vllm", "openai"] = "embedded"
-    """Which engine samples: `embedded` is ours, `vllm` is vLLM in the engine's process, `openai` a server at engine.url (it trains only where that server takes weights and token ids)."""
+    kind: EngineKind = "embedded"
+    """Which engine samples: `embedded` is ours, `vllm` is vLLM in the engine's process, `openai` a server at engine.url (it trains only where that server takes weights and token ids); or one of your own; docs/extending.md."""
 
     rows: Int = 0
     """Rollouts decoded side by side; 0 means tasks_per_step x num_generations, at most 256. Rounded up to a multiple of 8 (16 where weights cannot be packed): fixed shapes are what makes a rollout independent of its neighbours."""
@@ -195,11 +208,6 @@ class CurriculumConfig(Table):
     """Steps from start to end, in between in a straight line; 0 means max_steps."""
 
 
-RuleName = Literal[
-    "decline", "gap", "kl", "both_falling", "entropy_collapse", "length_explosion", "length_collapse", "reward_saturated"
-]  # fmt: skip
-
-
 class GuardConfig(Table):
     """`[guard]`: when to stop a run that is hurting the model; docs/guards.md explains each rule."""
 
@@ -220,7 +228,7 @@ class GuardConfig(Table):
     max_proxy_real_gap: Float | None = None
     """How much more than held-out the reward may gain; turns the rule gap on."""
     rules: tuple[RuleName, ...] | None = None
-    """Names of the rules that are on; decline, and kl and gap when their limit is set, when left out."""
+    """Names of the rules that are on; decline, and kl and gap when their limit is set, when left out. Rules of your own stand beside ours; docs/extending.md."""
     margin_se: Float | Literal["auto"] = "auto"
     """Standard errors by which a fall has to exceed noise; 0 switches the margin off."""
     min_drop: Float = 0.0
@@ -382,8 +390,8 @@ class Config(Table):
     """Steps in a row that may be refused for a non-finite loss or gradient before the run stops with 78."""
 
     # -- the loss ---------------------------------------------------------------
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo"] = "dapo"
-    """How token losses are weighed and added up; gspo is one ratio per row and the mean over rows; see docs/maths.md."""
+    loss_type: LossType = "dapo"
+    """How token losses are weighed and added up; gspo is one ratio per row and the mean over rows; see docs/maths.md. Or a loss of your own; docs/extending.md."""
     importance_sampling_level: Literal["auto", "token", "sequence"] = "auto"
     """Ratio per token, or one per sequence; auto is sequence for gspo, else token. With another loss_type sequence is not GSPO: see docs/maths.md."""
     epsilon: Float = 0.2
@@ -400,8 +408,8 @@ class Config(Table):
     """The reference is refreshed every so many steps; with beta > 0, 1 is refused: the penalty would be dead."""
     num_iterations: Int = 1
     """Optimiser steps on the same rollouts; counts towards max_steps."""
-    scale_rewards: Literal["group", "batch", "rank", "none"] = "group"
-    """Divide centred rewards by the group's std, the batch's std, use ranks, or leave them."""
+    scale_rewards: Estimator = "group"
+    """Divide centred rewards by the group's std, the batch's std, use ranks, or leave them. Or an estimator of your own; docs/extending.md."""
     partial_groups: Literal["drop", "train", "refuse"] = "drop"
     """A group that lost siblings: leave it out, train on the survivors, or stop."""
     mask_truncated_completions: bool = False
@@ -518,7 +526,7 @@ class Config(Table):
     def ratio_level(self) -> Literal["token", "sequence"]:
         """importance_sampling_level with `auto` resolved: one ratio per row for gspo, else one per token."""
         if self.importance_sampling_level == "auto":
-            return "sequence" if self.loss_type == "gspo" else "token"
+            return "sequence" if loss_facts(self.loss_type).row_ratio else "token"
         return self.importance_sampling_level
 
     @property

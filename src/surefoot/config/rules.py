@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from surefoot.config.choices import engine_facts, is_own, loss_facts, refused_values
 from surefoot.config.schedule import schedule_of
 from surefoot.errors import ConfigError
 from surefoot.system.environment import misnamed
@@ -300,9 +301,9 @@ def _fleet_problems(config: Config) -> Iterator[str]:
         yield f'runtime.engines = {runtime.engines} with runtime.kind = "local": one process has one engine; use "ray"'
     if runtime.kind == "local" and runtime.address is not None:
         yield f'runtime.address = {runtime.address!r} with runtime.kind = "local": it needs runtime.kind = "ray"'
-    if engine.kind == "vllm" and config.temperature > 2:
-        yield f'temperature = {config.temperature} with engine.kind = "vllm": vLLM takes at most 2'
-    if (engine.kind == "openai") != (engine.url is not None):
+    facts = engine_facts(engine.kind)
+    yield from refused_values("engine.kind", f'"{engine.kind}"', facts.refuses, lambda key: attrgetter(key)(config))
+    if not is_own(engine.kind) and facts.has_url != (engine.url is not None):
         yield f"engine.kind = {engine.kind!r} with engine.url = {engine.url!r}: an address goes with openai, always"
 
 
@@ -345,26 +346,13 @@ def _loss_problems(config: Config) -> Iterator[str]:
         yield f'reference_sync_steps = {config.reference_sync_steps}: use a positive number of steps or "never"'
     if config.reference_sync_steps not in ("never", 1) and config.beta == 0:
         yield f"reference_sync_steps = {config.reference_sync_steps} with beta = 0: there is no reference to refresh"
-    if config.loss_type == "cispo":
-        if config.importance_sampling_level == "sequence":
-            yield "loss_type = cispo with importance_sampling_level = sequence: cispo weighs single tokens; use token"
-        if config.epsilon_high is None or config.epsilon_high < 1:
-            yield (
-                f"loss_type = cispo with epsilon_high = {config.epsilon_high}: for cispo it is the cap on the weight "
-                "itself; set it to 1 or more (5.0 is common)"
-            )
-        if config.delta is not None:
-            yield f"loss_type = cispo with delta = {config.delta}: cispo has no second clip; remove delta"
-    if config.loss_type == "dr_grpo" and config.scale_rewards == "group":
-        yield (
-            "loss_type = dr_grpo with scale_rewards = group: Dr. GRPO does not divide by the std; "
-            "set scale_rewards = none (or batch, rank)"
-        )
-    if config.loss_type == "gspo" and config.importance_sampling_level == "token":
-        yield "loss_type = gspo with importance_sampling_level = token: gspo has one ratio per row; leave the level out"
+    yield from refused_values(
+        "loss_type", config.loss_type, loss_facts(config.loss_type).refuses, lambda key: attrgetter(key)(config)
+    )
     if config.ratio_level == "sequence" and config.importance_sampling_mode.startswith("token") \
             and config.importance_sampling_correction:  # fmt: skip
-        chosen = "loss_type = gspo" if config.loss_type == "gspo" else "importance_sampling_level = sequence"
+        by_name = loss_facts(config.loss_type).row_ratio
+        chosen = f"loss_type = {config.loss_type}" if by_name else "importance_sampling_level = sequence"
         yield (
             f"{chosen} with importance_sampling_mode = {config.importance_sampling_mode}: "
             "a sequence ratio takes a sequence correction; use sequence_truncate or sequence_mask"

@@ -254,7 +254,7 @@ class GRPOLearner:
         if self.settings.mask_truncated and sample.finish_reason == "length":
             return False
         loss = self.settings.loss
-        return sample.advantage != 0 or loss.beta > 0
+        return sample.advantage != 0 or loss.beta > 0 or loss.kind.every_row
 
     def _pack(self, piece: Sequence[TrainSample]) -> Batch:
         batch, packed = make_batch(piece, pad_token_id=self.settings.pad_token_id)

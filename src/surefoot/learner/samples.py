@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from surefoot.config import MICROBATCH_TOKENS
 from surefoot.errors import PartialGroupError, RewardError
+from surefoot.learner.own_code import estimator_of
 from surefoot.maths.advantages import compute_advantages
 from surefoot.records import Group, Rollout, TrainSample
 
@@ -125,7 +126,8 @@ def to_samples(groups: Sequence[Group], *, scale: str) -> list[TrainSample]:
     samples = [to_sample(r, group) for group in groups for r in group.rollouts]
     if not samples:
         return []
-    advantages = compute_advantages([s.reward for s in samples], [s.group for s in samples], scale=scale)  # type: ignore[arg-type]
+    estimate = estimator_of(scale)
+    advantages = compute_advantages([s.reward for s in samples], [s.group for s in samples], scale=estimate)
     return [replace(s, advantage=a) for s, a in zip(samples, advantages.tolist(), strict=True)]
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from surefoot.config import MICROBATCH_TOKENS, Config
+from surefoot.config.choices import is_own, loss_facts
 from surefoot.config.schedule import Answered, cadence_of, most_tasks
 from surefoot.tracking.text import counted
-
-ROW_MEANS = ("grpo", "gspo")
-"""Loss types that take the mean over rows; the others add up tokens."""
 
 
 def batch_arithmetic(
@@ -89,16 +88,18 @@ def _longest(config: Config) -> int:
 
 def _loss(config: Config) -> list[str]:
     """What one ratio per row means under this loss_type; nothing for one ratio per token, the usual case."""
+    if is_own(config.loss_type):
+        return [f"loss      {Path(config.loss_type).name}: of your own, held to the invariants of ours before step 1"]
     if config.ratio_level == "token":
         return []
-    if config.loss_type in ROW_MEANS:
+    if loss_facts(config.loss_type).row_means:
         return ["loss      GSPO: one ratio per row, every row counts the same"]
     return [f'loss      {config.loss_type}, one ratio per row: rows weigh by length; GSPO is loss_type = "gspo"']
 
 
 def loss_warning(config: Config) -> tuple[str, str] | None:
     """(what, remedy) when rows that have one ratio each are weighed by their length."""
-    if config.ratio_level == "token" or config.loss_type in ROW_MEANS:
+    if config.ratio_level == "token" or is_own(config.loss_type) or loss_facts(config.loss_type).row_means:
         return None
     return (
         f"importance_sampling_level = sequence with loss_type = {config.loss_type} weighs rows by length",

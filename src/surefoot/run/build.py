@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.config import Config
+from surefoot.config.choices import engine_facts
 from surefoot.learner.chat import ChatCodec
 from surefoot.learner.checkpoint import weights_of
 from surefoot.learner.model import Policy
-from surefoot.protocols import Learner, ServingEngine, ToolSpec
+from surefoot.protocols import EngineInputs, Learner, ServingEngine, ToolSpec
 from surefoot.records import Task
 from surefoot.rewards.pool import RewardPool
 from surefoot.rewards.rules import EvalSet
 from surefoot.run.inputs import Inputs
-from surefoot.run.model import Prepared, make_learner, prepare, probe_tolerance
+from surefoot.run.model import Prepared, check_own_code, make_learner, prepare, probe_tolerance
 from surefoot.runtime.async_queue import AsyncTaskQueue
 from surefoot.runtime.base import BaseRuntime
 from surefoot.runtime.local import LocalRolloutRunner, LocalRuntime
@@ -116,19 +118,37 @@ def engine_spec(
         answer_only: nothing will be trained, so a server that takes no weights will do.
     """
     parameter = next(policy.model.parameters())
-    if config.engine.kind == "vllm":
-        return VllmEngineSpec(
-            json.loads(policy.model.config.to_json_string(use_diff=False)), max_width=width, rows=engine_rows(config),
-            dtype=config.dtype, device=parameter.device.type, seed=config.seed, threads=config.threads,
-            gpu_memory_utilization=config.engine.gpu_memory_utilization,
-        )  # fmt: skip
-    if config.engine.kind == "openai":
-        assert config.engine.url is not None, "the config gives the two together"
-        return ServerEngineSpec(config.engine.url, engine_rows(config), answer_only=answer_only)
-    return EmbeddedEngineSpec(
-        policy.spec, engine_rows(config), width, parameter.device.type, config.dtype,
-        copy_weights=beside_learner and config.max_staleness > 0,
+    inputs = EngineInputs(
+        policy.spec, json.loads(policy.model.config.to_json_string(use_diff=False)), rows=engine_rows(config),
+        max_width=width, device=parameter.device.type, dtype=config.dtype, seed=config.seed, threads=config.threads,
+        url=config.engine.url, gpu_memory_utilization=config.engine.gpu_memory_utilization,
+        shares_weights=beside_learner and config.max_staleness > 0, answer_only=answer_only, kind=config.engine.kind,
     )  # fmt: skip
+    module, _, name = engine_facts(config.engine.kind).makes.partition(":")
+    make: Callable[[EngineInputs], EngineSpec] = getattr(importlib.import_module(module), name)
+    return make(inputs)
+
+
+def embedded_engine(inputs: EngineInputs) -> EngineSpec:
+    """Ours, in the process that builds it."""
+    return EmbeddedEngineSpec(
+        inputs.decoder, inputs.rows, inputs.max_width, inputs.device, inputs.dtype, copy_weights=inputs.shares_weights
+    )
+
+
+def vllm_engine(inputs: EngineInputs) -> EngineSpec:
+    """vLLM, in the process that builds it."""
+    return VllmEngineSpec(
+        dict(inputs.model_config), max_width=inputs.max_width, rows=inputs.rows, dtype=inputs.dtype,
+        device=inputs.device, gpu_memory_utilization=inputs.gpu_memory_utilization, seed=inputs.seed,
+        threads=inputs.threads,
+    )  # fmt: skip
+
+
+def server_engine(inputs: EngineInputs) -> EngineSpec:
+    """A server at engine.url."""
+    assert inputs.url is not None, "the config gives the two together"
+    return ServerEngineSpec(inputs.url, inputs.rows, answer_only=inputs.answer_only)
 
 
 def worker_spec(config: Config, inputs: Inputs, codec: ChatCodec, tools: ToolkitSpec | None) -> WorkerSpec:
@@ -218,6 +238,10 @@ def build(
         logs: where processes of this run write what they print; needed for those that are not this one.
         answer_only: nothing will be trained, so a server that takes no weights will do.
     """
+    if not answer_only:
+        check_own_code(config)
+        if inputs.tools is not None and inputs.train:
+            inputs.tools.try_environment(inputs.train[0])
     if config.runtime.kind == "ray":
         assert logs is not None, "processes elsewhere need a place for what they print"
         from surefoot.run.on_ray import build_on_ray  # the only way to ray

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config import Config
+from surefoot.config.choices import engine_facts
 from surefoot.config.load import LoadedConfig
 from surefoot.config.schedule import Answered, answered_tasks, most_tasks
 from surefoot.data.heldout import Twins
@@ -370,8 +371,9 @@ FLOAT32 = 4
 
 def engine_copies(config: Config) -> int:
     """How many copies of the weights there are because of engines: laid out for decoding, or handed over."""
-    in_place = config.engine.kind == "embedded" and config.device in ("cuda", "mps")  # it reads the learner's own
-    own = 0 if config.engine.kind == "openai" or in_place else 1
+    engine = engine_facts(config.engine.kind)
+    in_place = engine.reads_learner and config.device in ("cuda", "mps")
+    own = 0 if engine.elsewhere or in_place else 1
     if config.runtime.kind == "ray":
         return own * config.runtime.engines + 2  # two versions in shared memory
     return own + (1 if config.max_staleness > 0 else 0)  # the version in force, while the learner goes on
@@ -453,7 +455,7 @@ def _time_notes(config: Config, recipe: ToolkitSpec | None, tools: ToolPreview |
             else:
                 why = "no probe was asked" if tools.complete else "--start-tools asks their probes"
             notes.append(f"how long tools take was not measured: {why}")
-    if config.engine.kind != "embedded":
+    if not engine_facts(config.engine.kind).is_measured:
         notes.append(f"{config.engine.kind} was not measured: it is taken to be as fast as the embedded engine")
     if config.runtime.kind != "local" or config.max_staleness:
         notes.append("one process that samples and learns in turn was measured: what overlaps comes off")

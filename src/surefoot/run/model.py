@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from surefoot.config import PARITY_TOLERANCE, Config
+from surefoot.config.choices import is_own
 from surefoot.data.on_disk.dataset import StreamingDataset
 from surefoot.errors import ConfigError, ModelError, TaskError
 from surefoot.learner.auxiliary_losses import (
@@ -21,6 +23,7 @@ from surefoot.learner.auxiliary_losses import (
 from surefoot.learner.chat import ChatCodec, refuse_misfit, template_text
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
 from surefoot.learner.model import ModelTokenizer, Policy, load_policy, load_tokenizer, resolve_device
+from surefoot.learner.own_code import own_loss, use_estimator
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.preference import PreferencePair
 from surefoot.protocols import ToolSpec
@@ -111,16 +114,32 @@ def _reads(written: str, form: str) -> bool:
     return [(call.name, call.arguments) for call in parse_calls(written, form).calls] == [("probe", {"x": "y"})]
 
 
+def loss_settings(config: Config) -> LossSettings:
+    """The loss, from config keys; one of the user's own is loaded and checked here, in the learner's process."""
+    numbers: dict[str, Any] = dict(
+        level=config.ratio_level, epsilon=config.epsilon,
+        epsilon_high=config.epsilon_high, delta=config.delta, beta=config.beta, kl_estimator=config.kl_estimator,
+        correction=config.importance_sampling_mode if config.importance_sampling_correction else None,
+        correction_clip=config.importance_sampling_clip_max,
+    )  # fmt: skip
+    if is_own(config.loss_type):
+        numbers["level"] = None if config.importance_sampling_level == "auto" else config.importance_sampling_level
+        return own_loss(config.loss_type, **numbers)
+    return LossSettings(loss_type=config.loss_type, **numbers)
+
+
+def check_own_code(config: Config) -> None:
+    """Refuse a loss or an estimator of the user's own that does not hold what ours hold, before a model is loaded."""
+    loss_settings(config)
+    if is_own(config.scale_rewards):
+        use_estimator(config.scale_rewards)
+
+
 def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
     """The learner's numbers, from config keys."""
     every = config.reference_sync_steps
     return LearnerSettings(
-        loss=LossSettings(
-            loss_type=config.loss_type, level=config.ratio_level, epsilon=config.epsilon,
-            epsilon_high=config.epsilon_high, delta=config.delta, beta=config.beta, kl_estimator=config.kl_estimator,
-            correction=config.importance_sampling_mode if config.importance_sampling_correction else None,
-            correction_clip=config.importance_sampling_clip_max,
-        ),
+        loss=loss_settings(config),
         learning_rate=config.learning_rate, max_steps=config.max_steps,
         max_completion_length=config.max_completion_length * (config.max_turns if config.tools.on else 1),
         temperature=config.temperature, pad_token_id=pad_token_id,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.config import Config
 from surefoot.config.load import LoadedConfig, load_config
+from surefoot.config.own_code import own_specs
 from surefoot.data.task_format import expected_tools
 from surefoot.errors import SecurityError, StateError
 from surefoot.protocols import EvalResult
@@ -382,6 +383,7 @@ def named_code(config: Config) -> Iterator[tuple[str, str]]:
     """(key, value) of everything in a config that names a file of code, or a file that names commands."""
     for key, values in (("reward_funcs", config.reward_funcs), ("tools.functions", config.tools.functions)):
         yield from ((key, value) for value in values if not value.startswith("builtin:"))
+    yield from own_specs(config)
     metrics = {"eval_metric": config.eval_metric}
     metrics |= {f"eval_sets.{name}.metric": keys.metric for name, keys in config.eval_sets.items()}
     yield from ((key, value) for key, value in metrics.items() if ":" in value)

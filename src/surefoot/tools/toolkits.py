@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.errors import ToolError
+from surefoot.config.own_code import OwnCode, load_own, own_object
+from surefoot.errors import InputError, ToolError
 from surefoot.protocols import ToolAnswer, Toolbox, Toolkit, ToolSpec
 from surefoot.records import Task
 from surefoot.system.hashing import sha256_of
@@ -124,7 +125,38 @@ class ToolkitSpec:
             return None
         from surefoot.tools.python.environments import environment_toolkit
 
-        return environment_toolkit(_loaded(self.environment))
+        own = self._own_environment()
+        try:
+            return environment_toolkit(own.thing)
+        except InputError as error:
+            raise own.raised(error, "when its tools were listed") from error
+
+    def _own_environment(self) -> OwnCode:
+        """The environment and where its code stands; a class or function from Python knows its file itself."""
+        if isinstance(self.environment, str):
+            return load_own("tools.environment", self.environment)
+        return own_object("tools.environment", self.environment)
+
+    def try_environment(self, task: Task) -> None:
+        """Reset an environment of the user's own for one task and ask for its reward, before anything is sampled.
+
+        Raises:
+            ExtensionError: it cannot be reset, or what it gives is no text or no number.
+        """
+        if self.environment is None or self.mode != "live":
+            return
+        own, toolkit = self._own_environment(), self._from_environment(None)
+        assert toolkit is not None, "there is an environment"
+        try:
+            box = toolkit.open(task, "check/0", 0)
+            try:
+                box.reward()
+            finally:
+                box.close()
+        except InputError as error:
+            raise own.raised(error, f"for task {task.id}") from error
+        finally:
+            toolkit.close()
 
 
 def _loaded(source: Any) -> Any:

@@ -14,6 +14,9 @@ from typing import Any
 from surefoot_harness.errors import RewardError
 from surefoot_harness.system.hashing import sha256_of
 
+_DIGESTS: dict[str, str] = {}
+"""SHA-256 of each file as it was run, by the name of its module."""
+
 
 def load_function(spec: str, base: Path, what: str = "reward") -> Callable[..., Any]:
     """The function named by `file.py:function`; the file is relative to `base`.
@@ -21,6 +24,20 @@ def load_function(spec: str, base: Path, what: str = "reward") -> Callable[..., 
     Args:
         what: it is loaded for: a `reward`, or a `tool`.
     """
+    path, name, function = load_object(spec, base, what)
+    if not callable(function):
+        raise RewardError(
+            f"{name!r} in {path} is a {type(function).__name__}, not a function",
+            "a reward is computed by calling f(prompts, completions, **columns)"
+            if what == "reward"
+            else "it is called",
+            "name a function",
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def load_object(spec: str, base: Path, what: str) -> tuple[Path, str, Any]:
+    """The file, the name, and whatever has that name in that file."""
     file, colon, name = spec.rpartition(":")
     if not colon and what == "reward" and not spec.endswith(".py"):
         raise RewardError(
@@ -39,32 +56,27 @@ def load_function(spec: str, base: Path, what: str = "reward") -> Callable[..., 
     if not path.is_file():
         near = [found.name for found in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise did_you_mean(f"{what} file {path} does not exist", f"{spec!r} names it", path.name, near)
-    module = _load(path)
+    module = _load(path, what)
     if not hasattr(module, name):
         public = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
         raise did_you_mean(f"{path} has no function {name!r}", f"{spec!r} names it", name, public)
-    function = getattr(module, name)
-    if not callable(function):
-        raise RewardError(
-            f"{name!r} in {path} is a {type(function).__name__}, not a function",
-            "a reward is computed by calling f(prompts, completions, **columns)"
-            if what == "reward"
-            else "it is called",
-            "name a function",
-        )
-    return function  # type: ignore[no-any-return]
+    return path, name, getattr(module, name)
 
 
-def _load(path: Path) -> ModuleType:
-    """Run a reward file once as a module of its own; its folder is searched for what it imports."""
+def _load(path: Path, what: str = "reward") -> ModuleType:
+    """Run a file of the user's once as a module of its own; its folder is searched for what it imports.
+
+    A file that has changed since this process ran it is run again: what a run records of it is what it uses.
+    """
     name = f"surefoot_reward_{path.stem}_{sha256_of(str(path))[:8]}"
-    if name in sys.modules:
+    digest = sha256_of(path.read_bytes())
+    if name in sys.modules and _DIGESTS.get(name) == digest:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise RewardError(f"{path} is not a Python file", "reward functions are Python", "name a .py file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name], _DIGESTS[name] = module, digest
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # last: a helper beside it must not shadow an installed package
     try:
@@ -74,7 +86,7 @@ def _load(path: Path) -> ModuleType:
         last = traceback.extract_tb(error.__traceback__)[-1]
         line = error.lineno if isinstance(error, SyntaxError) else last.lineno
         raise RewardError(
-            f"reward file {path} cannot be loaded: {type(error).__name__}: {error} (line {line})",
+            f"{what} file {path} cannot be loaded: {type(error).__name__}: {error} (line {line})",
             "its functions are defined by running it once",
             f"make `python {path.name}` run without an error",
         ) from error
