@@ -94,7 +94,7 @@ def main() -> None:
     with RewardPool(inputs.functions, workers=config.reward_workers, timeout_s=60.0) as pool:
         from surefoot.loop import Hooks, Run, train
         from surefoot.run.build import build
-        from surefoot.runtime.task_queue import MemoryTaskQueue
+        from surefoot.runtime.task_queue import MemoryTaskQueue, StepSampler
 
         parts = build(config, Path.cwd(), inputs, pool)
         parts.codec.stop_ids = frozenset()  # exactly max_completion_length tokens: nothing ends a turn early
@@ -103,7 +103,8 @@ def main() -> None:
             log=turns.note_metrics, save_rollouts=turns.note_groups, evaluated=lambda *_: None, warn=print,
             step_refused=lambda *_: None, save=lambda *_: None,
         )  # fmt: skip
-        run = Run(config, parts.runtime, parts.learner, parts.codec, MemoryTaskQueue(turns.next_tasks), (), hooks)
+        queue = StepSampler(MemoryTaskQueue(turns.next_tasks), parts.runtime, config)
+        run = Run(config, parts.runtime, parts.learner, parts.codec, queue, (), hooks)
         gate.ready(config.model_dump(mode="json"))
         try:
             train(run)

@@ -110,32 +110,32 @@ def walk(
     from surefoot.config.load import load_config
     from surefoot.report.view import PlainView
     from surefoot.run.session import train
-    from surefoot.runtime.task_queue import DurableTaskQueue
+    from surefoot.runtime.task_queue import StepSampler
 
     walks = {step: Walk() for step in steps}
     current = Walk()
-    next_batch, close_batch = DurableTaskQueue.next_batch, DurableTaskQueue.close_batch
+    next_batch, close_batch = StepSampler.next_batch, StepSampler.close_batch
 
-    def first(self: DurableTaskQueue, step: int, n: int) -> Any:
+    def first(self: StepSampler, step: int, n: int) -> Any:
         if step in walks:
             before(step)
             current.functions, current.records = walks[step].functions, walks[step].records
             current.begin()
         return next_batch(self, step, n)
 
-    def last(self: DurableTaskQueue, *rest: Any) -> None:
+    def last(self: StepSampler, *rest: Any) -> None:
         close_batch(self, *rest)
         current.end()
 
     keys = [*KEYS, f"max_steps={max(steps) + 1}", f"output_dir={folder / 'run'}"]
-    DurableTaskQueue.next_batch, DurableTaskQueue.close_batch = first, last  # type: ignore[method-assign]
+    StepSampler.next_batch, StepSampler.close_batch = first, last  # type: ignore[method-assign]
     threading.setprofile(current.see)  # before the engine's thread is made
     try:
         train(load_config(None, keys), view=PlainView(max(steps) + 1, io.StringIO()))
     finally:
         current.end()
         threading.setprofile(None)  # type: ignore[arg-type]
-        DurableTaskQueue.next_batch, DurableTaskQueue.close_batch = next_batch, close_batch  # type: ignore[method-assign]
+        StepSampler.next_batch, StepSampler.close_batch = next_batch, close_batch  # type: ignore[method-assign]
     return {step: seen.summary() for step, seen in walks.items()}
 
 

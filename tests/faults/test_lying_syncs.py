@@ -18,7 +18,7 @@ from sync_kit import BY_CANARY, BY_CHECKSUM, BY_FORM, LIES, TOLERANCE, World
 
 from surefoot.errors import SurefootError
 from surefoot.runtime import probes, weights
-from surefoot.runtime.probes import WeightProbe
+from surefoot.runtime.weights import WeightProbe
 
 ROUNDS = 2
 HONEST_AND_TINY = 30

@@ -18,6 +18,7 @@ and the exit code is the command's own. The bugs:
     forget_equal_rewards        the verdict is not told that the rewards of every group were equal
     forget_the_probe            a run is started without asking its reward anything
     skip_publish                from the second version on, loading reports success and the engine keeps its weights
+    torn_copy                   an engine that serves copies of the weights has one bit of one number wrong from the second on
     pool_holds_heldout          a held-out task is among the tasks that the run may train on
     plan_deals_heldout          the first task that the plan deals out is a held-out one
     pure_bfloat16               with dtype = "bfloat16" the optimiser steps the rounded weights themselves
@@ -129,6 +130,25 @@ def skip_publish() -> None:
         self._version = version
 
     EmbeddedEngine.load_weights = load_weights  # type: ignore[method-assign]
+
+
+def torn_copy() -> None:
+    """Too little for any canary: only a sum over the tensor tells."""
+    import torch
+
+    from surefoot.engines.serving import EngineLoop
+
+    real = EngineLoop._own
+    served: list[int] = []
+
+    def own(self: EngineLoop, weights: Any) -> Any:
+        copies = real(self, weights)
+        if self.copy_weights and served:
+            next(iter(copies.values())).flatten().view(torch.int32)[0] ^= 1
+        served.append(1)
+        return copies
+
+    EngineLoop._own = own  # type: ignore[method-assign]
 
 
 def pure_bfloat16() -> None:
@@ -474,7 +494,7 @@ def forget_own_digests() -> None:
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
-        mask_shift_left, mask_shift_right, flip_advantages_after_checks, shuffle_rewards, skip_publish,
+        mask_shift_left, mask_shift_right, flip_advantages_after_checks, shuffle_rewards, skip_publish, torn_copy,
         forget_the_guard, strange_sampler, longer_prompts, short_batches, pool_holds_heldout, plan_deals_heldout,
         pure_bfloat16, rounded_start, learn_twice, own_rate,
         forget_answers_of_a_set, border_without_sets,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -31,6 +31,7 @@ from surefoot.runtime.rollout import RolloutCollector
 from surefoot.runtime.sampler import AsyncSampler
 from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec, WorkerSpec, portable
 from surefoot.runtime.threads import EventLoopThread
+from surefoot.runtime.weights import DEADLINE_S, AsyncScore, Publisher, Score, make_probes
 from surefoot.system.hashing import sha256_of_sized
 from surefoot.tools.toolkits import ToolkitSpec, fingerprint
 
@@ -61,6 +62,7 @@ class VllmEngineSpec:
     gpu_memory_utilization: float
     seed: int
     threads: int
+    shares_tensors: ClassVar[bool] = False
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -85,6 +87,7 @@ class ServerEngineSpec:
     concurrency: int
     answer_only: bool = False
     """It is asked and never trained: no weights are sent, and none need to be taken."""
+    shares_tensors: ClassVar[bool] = False
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -168,6 +171,32 @@ def worker_spec(config: Config, inputs: Inputs, codec: ChatCodec, tools: Toolkit
 def with_call_format(tools: ToolkitSpec | None, ready: Prepared) -> ToolkitSpec | None:
     """The tools, called as this policy writes calls."""
     return None if tools is None else replace(tools, call_format=ready.call_format)
+
+
+# -- What an engine has to prove after every weight update, for the model and the tasks of this run
+
+
+def make_publisher(
+    config: Config, ready: Prepared, score: Score | AsyncScore, prompts: Iterable[Sequence[int]], *,
+    deadline_s: float | None = DEADLINE_S,
+) -> Publisher:  # fmt: skip
+    """Asks engines questions made of this run's own prompts, at its own temperature.
+
+    Args:
+        score: the learner's log-probabilities of given tokens.
+        prompts: what questions are made of; others ask otherwise, and `sync/*` of a run would change with them.
+        deadline_s: for one phase of one engine; None where the engine is in this process.
+    """
+    probes = make_probes(
+        prompts, temperature=config.temperature, max_width=ready.engine_width,
+        max_completion_length=config.max_completion_length,
+    )  # fmt: skip
+    return Publisher(probes, score, tolerance=probe_tolerance(config), deadline_s=deadline_s)
+
+
+def first_prompts(ready: Prepared) -> list[Sequence[int]]:
+    """Of a run's first tasks: enough for the probes, where nobody holds all prompts or they are many."""
+    return [ready.prompts[task.id] for task in ready.train[:64]]
 
 
 # -- Sampling while the learner learns: the rollout runner, its event loop, and the task queue ----
@@ -265,9 +294,11 @@ def build(
     )  # fmt: skip
     runtime = LocalRuntime(
         engine, collector, train=ready.sampling, evaluation=ready.eval_sampling,
-        max_failures=config.max_reward_failures,
-        probe_prompts=[ready.prompts[task.id] for task in ready.train[:64]] if ready.streamed else None,
-        score=learner.score, tolerance=probe_tolerance(config), probe_width=ready.engine_width,
+        max_failures=config.max_reward_failures, shares_tensors=spec.shares_tensors,
+        publisher=make_publisher(
+            config, ready, learner.score, first_prompts(ready) if ready.streamed else ready.prompts.values(),
+            deadline_s=None,
+        ),
     )  # fmt: skip
     ahead = sample_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
     return Parts(

@@ -239,7 +239,7 @@ OWN_STEP_S, OWN_ROLLOUT_S = 0.003, 4e-5
 """Of a step, and of each of its rollouts: drawing, grading, journal, log."""
 SAVE_BYTES_PER_S = 5e8
 PROBE_TOKENS, PROBE_PROMPTS, PROBE_LENGTH = 8, 3, 97
-"""What is asked of the engine after every weight update (`runtime.probes`)."""
+"""What is asked of the engine after every weight update (`runtime.weights`)."""
 GO_ON = 0.5
 """Share of the rollouts that call a tool, and so speak again, in each turn."""
 CALL_S, SERVER_S = 0.002, 0.5

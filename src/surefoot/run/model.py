@@ -31,8 +31,8 @@ from surefoot.records import Task
 from surefoot.rewards.rules import EvalSet
 from surefoot.run.inputs import Inputs
 from surefoot.run.tasks import LargePrompts, pair_rows, within
-from surefoot.runtime.probes import LONG, TOKENS
 from surefoot.runtime.requests import Sampling
+from surefoot.runtime.weights import LONG, TOKENS
 from surefoot.system.memory import keep_freed_memory
 from surefoot.tools.parsing import FORMS, TOOL_CALL, parse_calls
 from surefoot.tools.session import tools_of

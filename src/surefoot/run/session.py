@@ -35,6 +35,7 @@ from surefoot.errors import (
 )
 from surefoot.guards.arming import guard_lines, judge_arming, refuse_unarmed
 from surefoot.guards.verdict import RunJudgement, way_out
+from surefoot.protocols import TaskQueue
 from surefoot.records import Task, Verdict
 from surefoot.report.console import View, batch_arithmetic
 from surefoot.report.monitor import RunMonitor
@@ -80,9 +81,8 @@ from surefoot.tracking.sinks import Sinks, check_sinks
 
 if TYPE_CHECKING:
     from surefoot.loop import Run
+    from surefoot.loop_state import Hooks
     from surefoot.run.build import Parts
-    from surefoot.runtime.async_queue import AsyncTaskQueue
-    from surefoot.runtime.task_queue import DurableTaskQueue
 
 
 # -- What a run lives in: its config, what the user brought, its folder, its helpers and its screen
@@ -409,10 +409,11 @@ def _make_run(ctx: RunContext, parts: Parts, tighter: dict[str, float] | None = 
 
     config, keeper = ctx.config, ctx.keeper
     successes = SuccessCurriculum(config.seed) if config.curriculum.kind == "success" else None
-    queue = _make_task_queue(ctx, parts, successes)
+    hooks = make_hooks(ctx)
+    queue = _make_task_queue(ctx, parts, hooks, successes)
     run = Run(
         config=config, runtime=parts.runtime, learner=parts.learner, codec=parts.codec, queue=queue,
-        heldout=parts.heldout, hooks=make_hooks(ctx), eval_sets=parts.eval_sets,
+        heldout=parts.heldout, hooks=hooks, eval_sets=parts.eval_sets,
         guard=make_guard(config, ctx.inputs.answered, ctx.inputs.heldout_metric, tighter),
         heldout_metric=ctx.inputs.heldout_metric, successes=successes, clock=StepClock(began=ctx.began),
         datasets=_mixture(parts, config).words,
@@ -453,13 +454,13 @@ def _warn_of_many(mixture: Mixture, view: View) -> None:
         )
 
 
-def _make_task_queue(
-    ctx: RunContext, parts: Parts, successes: SuccessCurriculum | None
-) -> DurableTaskQueue | AsyncTaskQueue:
-    from surefoot.run.task_plan import make_task_queue
+def _make_task_queue(ctx: RunContext, parts: Parts, hooks: Hooks, successes: SuccessCurriculum | None) -> TaskQueue:
+    from surefoot.run.task_plan import make_task_order
+    from surefoot.runtime.task_queue import StepSampler
 
     if parts.ahead is None:
-        return make_task_queue(ctx.config, ctx.keeper, ctx.inputs, parts.train, successes)
+        order = make_task_order(ctx.config, ctx.keeper, ctx.inputs, parts.train, successes)
+        return StepSampler(order, parts.runtime, ctx.config, stop=hooks.stop, phase=hooks.phase)
     from surefoot.run.build import make_async_queue
 
     queue = make_async_queue(ctx, parts, parts.ahead)

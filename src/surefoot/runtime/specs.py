@@ -88,6 +88,10 @@ class EngineSpec(Protocol):
     """Builds an engine that has no weights yet."""
 
     @property
+    def shares_tensors(self) -> bool:
+        """In the learner's own process it serves the very tensors that it is handed: nothing is copied."""
+
+    @property
     def variables(self) -> tuple[str, ...]:
         """Names of variables that the process which builds it has to have."""
 
@@ -106,6 +110,11 @@ class EmbeddedEngineSpec:
     dtype: str
     copy_weights: bool = False
     """Serve a copy: needed where the owner of the weights goes on changing them while they are served."""
+
+    @property
+    def shares_tensors(self) -> bool:
+        """Unless it has to copy them."""
+        return not self.copy_weights
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.replica_pool import PoolBatchRunner
 from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.rollout import RolloutCollector
-from surefoot.runtime.task_queue import BackgroundGroupWriter, DurableTaskQueue
-from surefoot.runtime.threads import BackgroundThread, EventLoopThread
+from surefoot.runtime.task_queue import DurableTaskQueue
+from surefoot.runtime.threads import BackgroundGroupWriter, BackgroundThread, EventLoopThread
 from surefoot.storage.batches import BatchLog
 from surefoot.storage.journal import Journal
 from surefoot.storage.ledger import Ledger
@@ -65,7 +65,7 @@ def test_graded_groups_come_back_in_their_places_and_are_not_played_again(tmp_pa
     queue = open_books(tmp_path)
     assert queue.balance().delivered == len(places), "the account shows them after the kill"
     again = queue.next_batch(1, 4)
-    assert (again.tasks, again.groups) == (batch.tasks, None)
+    assert (again.tasks, again.groups) == (batch.tasks, ())
     assert again.played == {place: group(batch, place) for place in places}
     finish(queue, again)
     kept = open_books(tmp_path)

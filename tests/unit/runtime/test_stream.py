@@ -102,7 +102,7 @@ class Desk:
 
     def learn(self, batch: StepBatch, step: int, *, publish: bool = True) -> None:
         """The rest of a step, as the loop does it."""
-        self.stream.record_rollouts(batch, batch.groups or ())
+        self.stream.record_rollouts(batch)
         self.version = step
         if publish:
             self.stream.advance(step)
