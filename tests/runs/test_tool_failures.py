@@ -12,13 +12,9 @@ from typing import Any
 
 import pytest
 from command import ROOT, Ran, surefoot
+from mcp_runs import CONFIG, TINY
 
 pytestmark = pytest.mark.mcp
-CONFIG = str(ROOT / "configs" / "tools_mcp.toml")
-TINY = (
-    "num_tasks=400 tasks_per_step=4 num_generations=4 eval_steps=0 eval_on_start=false eval_tasks=4 reward_workers=1 "
-    "threads=1 device=cpu guard.mode=off learning_rate=1e-6 target_metric=none target_value=none"
-).split()
 DYING = """
 import os, socket, sys
 try:

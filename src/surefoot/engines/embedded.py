@@ -27,6 +27,7 @@ from torch import Tensor
 
 from surefoot.engines.decoder import Decoder, row_step
 from surefoot.engines.sampling import draw, draw_siblings, random_stream
+from surefoot.engines.serving import ServedVersion
 from surefoot.errors import ConfigError, EngineError, NumericsError
 from surefoot.protocols import Completion, DecoderSpec, Request, Weights
 from surefoot.records import LENGTH, STOP
@@ -53,7 +54,7 @@ class _BatchRow:
         return LENGTH if len(self.tokens) >= self.request.max_new_tokens else None
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(ServedVersion):
     """Batched decoding with a KV cache over a fixed number of rows.
 
     Args:
@@ -76,20 +77,12 @@ class EmbeddedEngine:
         self.rows = -(-rows // step) * step
         self.max_width = max_width
         self.decoder = Decoder(spec, rows=self.rows, max_width=max_width, device=device, dtype=dtype)
-        self._version: int | None = None
         self._seats: list[_BatchRow | None]
         self._waiting: deque[tuple[int, Request]]
         self._seated_with: object
         self._tickets = itertools.count()
         self._clear_seats()
         self._last_prefill: tuple[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] | None = None
-
-    @property
-    def version(self) -> int:
-        """Version of the weights in force."""
-        if self._version is None:
-            raise EngineError("the engine has no weights yet", "it never loads a model", "call load_weights first")
-        return self._version
 
     @property
     def pack_seconds(self) -> float:

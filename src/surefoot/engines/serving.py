@@ -31,6 +31,19 @@ from surefoot.protocols import Completion, InFlightPolicy, Request, Weights
 T = TypeVar("T")
 
 
+class ServedVersion:
+    """The version in force of an engine that begins without weights."""
+
+    _version: int | None = None
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in force."""
+        if self._version is None:
+            raise EngineError("the engine has no weights yet", "it never loads a model", "call load_weights first")
+        return self._version
+
+
 class SteppingEngine(Protocol):
     """What the thread drives: `EmbeddedEngine` is one. Called from that thread alone."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from codec_kit import OneTokenPrompts
 
 from surefoot.engines.scripted import ScriptedEngine
 from surefoot.errors import EngineError, NumericsError, RewardError
@@ -20,14 +21,7 @@ from surefoot.runtime.rollout import RolloutCollector
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(5)]
 
 
-class FakeCodec:
-    stop_ids = frozenset({2})
-    pad_token_id = 0
-    vocab_size = 50
-
-    def encode_prompt(self, messages: Sequence[object]) -> tuple[int, ...]:
-        return (4,)
-
+class FakeCodec(OneTokenPrompts):
     def decode(self, token_ids: Sequence[int]) -> str:
         return "-".join(map(str, token_ids))
 

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from sandbox_host import needs_sandbox
 
 from surefoot.errors import ToolFailedError
 from surefoot.sandbox import code_tests, host
 from surefoot.sandbox.code_tests import CodeVerdict, grade_code
-from surefoot.sandbox.sandbox import Sandbox, SandboxLimits, available
+from surefoot.sandbox.sandbox import Sandbox, SandboxLimits
 
-needs_sandbox = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 ADD = "def add(a, b):\n    return a + b\n"
 
 

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sandbox_host import needs_sandbox
 
 from surefoot.errors import ConfigError, SecurityError, ToolError, ToolFailedError
 from surefoot.sandbox import host, process
 from surefoot.sandbox.sandbox import HostReport, ProgramOutcome, Sandbox, SandboxLimits, available, run_code
 from surefoot.system.frames import pack
-
-needs_sandbox = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 
 
 @needs_sandbox
