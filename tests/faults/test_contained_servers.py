@@ -104,7 +104,7 @@ def told(script: str, **keys: Any) -> tuple[list[Any], int | None, str, list[int
         )
         said = [message async for message, _ in process.messages()]
         status = await process.exit_status(AMPLE_S)
-        process.hear()
+        process.keep_stderr()
         await process.end(0.0)
         return said, status, process.tail()
 
@@ -235,7 +235,7 @@ def test_of_an_installation_only_what_it_imports_is_shown(tmp_path: Path) -> Non
         process = ServerProcess(Server("x", command=(str(python), "-c", script)), ServerLimits())
         said = [message async for message, _ in process.messages()]
         await process.exit_status(AMPLE_S)
-        process.hear()
+        process.keep_stderr()
         await process.end(0.0)
         return said or [process.tail()]
 

@@ -17,7 +17,6 @@ left for reinforcement learning is real: choose what is right over what is usual
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import platform
@@ -35,6 +34,7 @@ from torch import Tensor
 from surefoot.data.builtin import SUMS_LIMIT, sums_tasks
 from surefoot.data.heldout import is_heldout
 from surefoot.records import Task
+from surefoot.system.hashing import sha256_of
 
 PAD, UNK, END = "<|pad|>", "<|unk|>", "<|end|>"
 ROLES = ("system", "user", "assistant", "tool")
@@ -240,7 +240,7 @@ def write_manifest(recipe: PolicyRecipe, model: Any, args: argparse.Namespace, f
     manifest = {
         "name": recipe.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "files": {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in contents.items()},
+        "files": {n: {"bytes": len(c), "sha256": sha256_of(c)} for n, c in contents.items()},
         "made": {
             "by": f"make_{recipe.name}.py",
             "seed": args.seed,
