@@ -21,7 +21,7 @@ from typing import Any
 
 from ceilings import Ceilings, measure_ceilings
 from method import DifferentWorkError, Journal, Sample, alternate, compare, dirt, medians, timed
-from report import Row, common_arguments, goal_met, publish
+from report import Row, common_arguments, goal_met, measured, publish
 
 GOALS = {"32": 2.0}
 BATCHES = {"1": 7, "8": 7, "32": 7, "64": 3, "32d": 3}
@@ -174,11 +174,7 @@ def main() -> int:
     print(f"ceilings: {top}", flush=True)
     bench = load_bench(args.model, args.tokens)
     journal = Journal("decode", {"arguments": vars(args), "ceilings": top})
-    rows = []
-    for name in args.batches.split(","):
-        rows.append(run_batch(name, bench, args, journal, top))
-        print(*rows[-1].cells(), sep="  ", flush=True)
-    return publish(rows, args.rows)
+    return publish(measured(args.batches, lambda name: run_batch(name, bench, args, journal, top)), args.rows)
 
 
 if __name__ == "__main__":

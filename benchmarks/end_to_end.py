@@ -28,7 +28,7 @@ from typing import Any
 
 from ceilings import Ceilings, measure_ceilings
 from method import RESULTS, Journal, Sample, alternate, compare, dirt, medians
-from report import Row, common_arguments, goal_met, publish
+from report import Row, common_arguments, goal_met, measured, publish
 from sides import Side
 
 GOAL = 3.0
@@ -149,6 +149,17 @@ def limit_of(cell: Cell, top: Ceilings, facts: Mapping[str, Any]) -> float:
     return top.forward(parameters, prompt_tokens) + decode + top.train_step(parameters, prompt_tokens + sampled)
 
 
+def side_arguments() -> argparse.Namespace:
+    """What both sides are started with."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cell", type=Cell.of)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--tasks", type=Path, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--continuous-batching", action="store_true", help="TRL's own; ours has no other way")
+    return parser.parse_args()
+
+
 def main() -> int:
     """Every cell, then the table."""
     parser = common_arguments(__doc__, pairs=7)
@@ -162,10 +173,7 @@ def main() -> int:
         top = measure_ceilings(args.threads)
         print(f"ceilings: {top}", flush=True)
         journal = Journal("end_to_end", {"arguments": vars(args), "warm_up_steps": WARMUP, "ceilings": top})
-        rows = []
-        for name in args.cells.split(","):
-            rows.append(run_cell(name, args, paths, journal, top))
-            print(*rows[-1].cells(), sep="  ", flush=True)
+        rows = measured(args.cells, lambda name: run_cell(name, args, paths, journal, top))
     return publish(rows, args.rows)
 
 

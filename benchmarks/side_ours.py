@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from end_to_end import GENERATIONS, LEARNING_RATE, Cell, fingerprint, first_row, reward
+from end_to_end import GENERATIONS, LEARNING_RATE, Cell, fingerprint, first_row, reward, side_arguments
 from sides import Gate
 
 from surefoot.config import Config
@@ -80,13 +79,7 @@ def make_config(cell: Cell, model: str, threads: int) -> Config:
 
 def main() -> None:
     """Wire the product and run its loop until the parent has seen enough."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("cell", type=Cell.of)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--tasks", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--continuous-batching", action="store_true", help="the peer's; nothing here")
-    args = parser.parse_args()
+    args = side_arguments()
     gate = Gate()
     config = make_config(args.cell, args.model, args.threads)
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in json.loads(args.tasks.read_text())]

@@ -170,6 +170,15 @@ def _no_network() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch on one thread for this test."""
+    from one_thread import one_torch_thread  # not above: this file is also copied into projects that have no `support`
+
+    with one_torch_thread():
+        yield
+
+
 @pytest.fixture(scope="session")
 def bfloat16_products() -> None:
     """Skips where the CPU says that it multiplies in bfloat16 and dies of it, as some virtual machines do."""

@@ -4,7 +4,7 @@ surefoot.train(...)      train, as `surefoot train` does; keys of a config file 
 surefoot.resume(...)     go on with a run that was interrupted, or make one longer
 surefoot.evaluate(...)   answer tasks with a run's weights or any model's
 surefoot.Config          every key with its default: `surefoot.Config.model_fields`
-surefoot.errors          what these raise: each error says what, why and how to mend it
+surefoot.errors          what these raise: each error says what, why and how to repair it
 surefoot.Outcome         what `train` and `resume` return
 surefoot.Evaluation      what `evaluate` returns
 

@@ -44,6 +44,9 @@ MOVED: dict[str, dict[str, str]] = {
     "surefoot.envs.sandboxes.code_tests": {
         "grade_code": "surefoot.sandbox.code_tests:grade_code",
     },
+    "surefoot.envs.servers.server_file": {
+        "read_servers": "surefoot.tools.mcp.servers:read_servers",
+    },
     "surefoot.envs.sources.foreign": {
         "ForeignToolkit": "surefoot.tools.python.foreign:ForeignToolkit",
     },
@@ -63,6 +66,12 @@ MOVED: dict[str, dict[str, str]] = {
     "surefoot.envs.verifiers": {
         "MultiVerifier": "surefoot.rewards.verifiers.multi:MultiVerifier",
     },
+    "surefoot.envs.verify.verify_judge": {
+        "fenced": "surefoot.rewards.verifiers.multi:fenced",
+    },
+    "surefoot.policy.load": {
+        "load_policy": "surefoot.learner.model:load_policy",
+    },
     "surefoot.safe_text": {
         "redact": "surefoot.system.text:redact",
     },
@@ -79,6 +88,9 @@ MOVED: dict[str, dict[str, str]] = {
     },
     "surefoot.store.lock": {
         "RunLock": "surefoot.storage.lock:RunLock",
+    },
+    "surefoot.store.manifest": {
+        "verify_folder": "surefoot.storage.files:verify_folder",
     },
     "surefoot.tracking.report": {
         "write_report": "surefoot.report.page:write_report",

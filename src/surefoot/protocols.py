@@ -1,4 +1,4 @@
-"""The seams: Engine, Environment, Toolkit, Learner, TaskQueue, Runtime, MetricsLogger, and what crosses them.
+"""The seams: Engine, Environment, Toolkit, Learner, TaskQueue, Runtime, and what crosses them.
 
 Nothing here imports torch: weights cross as an opaque mapping, so that the seams can be
 read, mocked and type-checked on a machine without it.
@@ -511,16 +511,6 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Stop engines and workers."""
-
-
-class MetricsLogger(Protocol):
-    """Writes metrics: every number, once."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one line; a value that is None or not a number is refused."""
-
-    def close(self) -> None:
-        """Flush."""
 
 
 class Codec(Protocol):

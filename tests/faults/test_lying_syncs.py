@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,16 +19,10 @@ from surefoot.errors import SurefootError
 from surefoot.runtime import probes, weights
 from surefoot.runtime.weights import WeightProbe
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ROUNDS = 2
 HONEST_AND_TINY = 30
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 async def caught(world: World, lie: str, *, liar: int, seed: int) -> bool:

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sandbox_host import needs_sandbox
 from sandbox_probes import CALL_PROGRAM, CALLS, FILES, NETWORK, POWERS, PREAMBLE
 
 import surefoot
 import surefoot_harness
 from surefoot.sandbox import walls
-from surefoot.sandbox.sandbox import available
 
-pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
+pytestmark = needs_sandbox
 PACKAGE = Path(surefoot.__file__).parent
 HARNESS = Path(surefoot_harness.__file__).parent
 PARTS = ("__init__.py", "errors.py", "moved_names.py", "pairing.py", "sandbox", "system")

@@ -121,10 +121,10 @@ def test_planted_swap_of_two_siblings_places_is_seen(monkeypatch: pytest.MonkeyP
     real = forward.build_packed_index
 
     def swapped(*args: Any) -> Any:
-        seating = real(*args)
-        places = seating.completions.clone().unflatten(0, (len(seating.prompt_of), -1))
+        packed_index = real(*args)
+        places = packed_index.completions.clone().unflatten(0, (len(packed_index.prompt_of), -1))
         places[[0, 1]] = places[[1, 0]]
-        return seating._replace(completions=places.flatten())
+        return packed_index._replace(completions=places.flatten())
 
     monkeypatch.setattr(forward, "build_packed_index", swapped)
     with pytest.raises(AssertionError):
@@ -136,8 +136,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -
     real = forward.build_packed_index
 
     def planted(*args: Any) -> Any:
-        seating = real(*args)
-        change(seating.bias)
-        return seating
+        packed_index = real(*args)
+        change(packed_index.bias)
+        return packed_index
 
     monkeypatch.setattr(forward, "build_packed_index", planted)

@@ -35,8 +35,7 @@ SWALLOWED_IMPORTS = {
 }
 
 PRIVATE_PATHS = {
-    "tests/unit/test_pebble.py": "looks for such paths in the model folder",
-    "tests/unit/test_pebble_tools.py": "looks for such paths in the model folder",
+    "tests/unit/test_built_in_folders.py": "looks for such paths in the model folder",
 }
 
 DOC_BLOCKS = {

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _Text = Optional[str]  # noqa: UP045 - typer resolves annotations at run time
 _Texts = Optional[list[str]]  # noqa: UP045
 _File = Optional[Path]  # noqa: UP045
+_AnyRun = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")]
 _Target = Annotated[str, typer.Argument(metavar="RUN | MODEL", help="A run folder, a model folder or a model's name.")]
 
 
@@ -201,7 +202,7 @@ def add_report(app: typer.Typer) -> None:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
+    run: _AnyRun,
     output: Annotated[
         Optional[Path],  # noqa: UP045 - typer resolves this spelling in every version we allow
         typer.Option("--output", "-o", metavar="FILE", help="Where to; RUN/report.html when left out."),
@@ -237,7 +238,7 @@ def add_ledger(app: typer.Typer) -> None:
 
 
 def ledger(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
+    run: _AnyRun,
     items: Annotated[
         Optional[LedgerFilter],  # noqa: UP045 - typer resolves this spelling in every version we allow
         typer.Option("--items", help="List the items of one kind, with step or reason.", show_default=False),

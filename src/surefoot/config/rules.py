@@ -100,7 +100,7 @@ def _pair_problems(config: Config) -> Iterator[str]:
     yield from _batch_problems(config)
     yield from _wait_problems(config)
     yield from _schedule_problems(config)
-    yield from _fleet_problems(config)
+    yield from _ray_problems(config)
     yield from _tool_problems(config)
     yield from _dynamic_problems(config)
     yield from _stream_problems(config)
@@ -285,7 +285,7 @@ def _schedule_problems(config: Config) -> Iterator[str]:
             yield f"{error.what}; {error.fix}"
 
 
-def _fleet_problems(config: Config) -> Iterator[str]:
+def _ray_problems(config: Config) -> Iterator[str]:
     runtime, engine = config.runtime, config.engine
     if config.max_staleness > 0 and not config.importance_sampling_correction:
         yield (

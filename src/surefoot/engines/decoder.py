@@ -259,7 +259,7 @@ class Decoder:
         x = _rms_norm(x[-1:], self.norm, self.spec.norm_eps)
         return kv, F.linear(x, self.head.weights[0])[0]
 
-    def seat(self, rows: list[int], kv: Tensor) -> None:
+    def fill_rows(self, rows: list[int], kv: Tensor) -> None:
         """Copy one prompt's keys and values into these rows of the cache."""
         index = torch.tensor(rows, device=self.device)
         if not self._unwiped.isdisjoint(rows):

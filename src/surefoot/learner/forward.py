@@ -79,28 +79,28 @@ def _as_bias(hidden: Tensor, queries: int, dtype: torch.dtype) -> Tensor:
 
 
 def attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, seating: PackedIndex,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, packed_index: PackedIndex,
     scaling: float,
     dropout: float = 0.0, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """(1, K * Q, N, D) queries, (1, K, N, D) keys and values -> (1, N, K * Q, D)."""
     kv_heads = key.shape[1]
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))  # (N, heads, D)
-    u, p = len(seating.prompts) // seating.prompt_bias.shape[-1], seating.prompt_bias.shape[-1]
-    b = len(seating.prompt_of)
+    u, p = len(packed_index.prompts) // packed_index.prompt_bias.shape[-1], packed_index.prompt_bias.shape[-1]
+    b = len(packed_index.prompt_of)
 
     def pick(tokens: Tensor, places: Tensor, rows: int) -> Tensor:
         picked: Tensor = tokens.index_select(0, places).unflatten(0, (rows, -1))  # (rows, width, heads, D)
         return picked
 
-    keys, values = pick(k, seating.prompts, u), pick(v, seating.prompts, u)
-    first = _mix(pick(q, seating.prompts, u), keys, values, seating.prompt_bias, kv_heads, scaling, dropout)
-    own_keys, own_values = pick(k, seating.completions, b), pick(v, seating.completions, b)
-    keys = torch.cat([_prompts_of_rows(keys, seating.prompt_of), own_keys], dim=1)
-    values = torch.cat([_prompts_of_rows(values, seating.prompt_of), own_values], dim=1)
-    rest = _mix(pick(q, seating.completions, b), keys, values, seating.bias, kv_heads, scaling, dropout)
+    keys, values = pick(k, packed_index.prompts, u), pick(v, packed_index.prompts, u)
+    first = _mix(pick(q, packed_index.prompts, u), keys, values, packed_index.prompt_bias, kv_heads, scaling, dropout)
+    own_keys, own_values = pick(k, packed_index.completions, b), pick(v, packed_index.completions, b)
+    keys = torch.cat([_prompts_of_rows(keys, packed_index.prompt_of), own_keys], dim=1)
+    values = torch.cat([_prompts_of_rows(values, packed_index.prompt_of), own_values], dim=1)
+    rest = _mix(pick(q, packed_index.completions, b), keys, values, packed_index.bias, kv_heads, scaling, dropout)
     assert first.shape[1] == p, "one place per prompt token"
-    mixed = torch.cat([first.flatten(0, 1), rest.flatten(0, 1)]).index_select(0, seating.back)
+    mixed = torch.cat([first.flatten(0, 1), rest.flatten(0, 1)]).index_select(0, packed_index.back)
     return mixed[None], None
 
 
@@ -126,7 +126,7 @@ AttentionInterface.register(ATTENTION_NAME, attend)
 
 @contextmanager
 def sibling_attention(decoder: Any) -> Iterator[None]:
-    """The decoder attends by seating for the length of the block; put back whatever happens."""
+    """The decoder attends by the packed index for the length of the block; put back whatever happens."""
     before = decoder.config._attn_implementation
     decoder.config._attn_implementation = ATTENTION_NAME
     try:
@@ -237,10 +237,10 @@ def _shared(net: Any, layout: _Layout, prompts: list[tuple[int, ...]], owner: Te
     decoder = net.get_decoder()
     queries = decoder.config.num_attention_heads // decoder.config.num_key_value_heads
     dtype = next(net.parameters()).dtype
-    seating = build_packed_index([len(p) for p in prompts], layout.lengths, owner, queries, dtype)
+    packed_index = build_packed_index([len(p) for p in prompts], layout.lengths, owner, queries, dtype)
     with sibling_attention(decoder):
         states = decoder(
-            input_ids=layout.ids, position_ids=layout.positions, use_cache=False, seating=seating
+            input_ids=layout.ids, position_ids=layout.positions, use_cache=False, packed_index=packed_index
         ).last_hidden_state
     return torch.nn.functional.embedding(layout.where, states[0])  # (B, T, H)
 

@@ -176,7 +176,7 @@ class GRPOLearner:
         while (report := self._attempt(samples, moving, iteration)) is None:
             notes.append(self._split(moving or samples))
         if not report.applied:
-            report = replace(report, suspects=self._suspects(samples, moving, iteration, report.suspects))
+            report = replace(report, suspects=self._nonfinite_sources(samples, moving, iteration, report.suspects))
         return replace(report, notes=tuple(notes))
 
     def _attempt(self, samples: Sequence[TrainSample], moving: list[TrainSample], iteration: int) -> StepReport | None:
@@ -290,7 +290,7 @@ class GRPOLearner:
         old = torch.zeros_like(logp)
         for row, sample in enumerate(piece):
             kept = self._old[sample.group, sample.index]
-            old[row, : len(sample.completion_ids)] = kept if len(kept) else math.nan  # emptied by `_suspects`
+            old[row, : len(sample.completion_ids)] = kept if len(kept) else math.nan  # emptied by `_nonfinite_sources`
         return old
 
     def _reference_logprobs(self, batch: Batch) -> Tensor | None:
@@ -386,7 +386,7 @@ class GRPOLearner:
         check_taken_in(updates, rate, highest, self._version, dtypes)
         return updates
 
-    def _suspects(
+    def _nonfinite_sources(
         self, samples: Sequence[TrainSample], moving: list[TrainSample], iteration: int, seen: Sequence[str]
     ) -> tuple[str, ...]:
         """Who is to blame for a refused step; the learner is afterwards as it was."""

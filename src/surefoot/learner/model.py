@@ -210,7 +210,7 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str, words: Model
             if words is None
             else words.tokenizer
         )
-        with _bars_obey() if kwargs else contextlib.nullcontext():
+        with _quiet_bars() if kwargs else contextlib.nullcontext():
             net, found = AutoModelForCausalLM.from_pretrained(
                 source, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True,
                 trust_remote_code=False, **kwargs, **({} if kwargs else _SAFE),
@@ -230,7 +230,7 @@ _SAFE = {"use_safetensors": True}
 
 
 @contextlib.contextmanager
-def _bars_obey() -> Iterator[None]:
+def _quiet_bars() -> Iterator[None]:
     """Inside this the reader of GGUF files draws no bar either: its own is not switched off by the library's switch."""
     from transformers import modeling_gguf_pytorch_utils as reader
 

@@ -117,7 +117,7 @@ def _refused(group: Group, scored: Sequence[Rollout], lost: Counter[str]) -> Par
     return PartialGroupError(
         f"group {group.id} of {group.task.id} has {len(scored)} of {len(group.rollouts)} rollouts ({reasons})",
         "an advantage over survivors rewards whatever did not fail",
-        'mend the failures, or set partial_groups = "drop" or "train"',
+        'repair the failures, or set partial_groups = "drop" or "train"',
     )
 
 

@@ -73,10 +73,6 @@ class Batch:
             picked[name] = [getattr(self, name)[row] for row in where.tolist()]
         return dataclasses.replace(self, **picked)  # type: ignore[arg-type]
 
-    def loss_mask(self, *, mask_truncated: bool = False) -> Tensor:
-        """(B, T) bool, the one mask that all loss terms share. No run calls this: the learner leaves such rows out."""
-        return self.mask & ~self.truncated.unsqueeze(1) if mask_truncated else self.mask
-
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}

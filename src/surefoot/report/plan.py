@@ -37,13 +37,13 @@ def batch_arithmetic(
         _step(config, microbatch_size or config.microbatch_size),
         *_loss(config),
         _run(config, train_tasks),
-        *_fleet(config),
+        *_replicas(config),
         _evaluation(config, heldout_tasks, set_tasks),
         *(f"          set {line}" for line in sets),
     ]
 
 
-def _fleet(config: Config) -> list[str]:
+def _replicas(config: Config) -> list[str]:
     """Who runs where, and how old samples may be; nothing for a run in one process that takes turns."""
     keys, lines = config.runtime, []
     if keys.kind == "ray":

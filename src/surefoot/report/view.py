@@ -199,7 +199,7 @@ class History:
             self.rewards.append(metrics["reward"])
 
     def resumed(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Take in what an earlier life of the run was shown; its pace is not that of this one."""
+        """Take in what was shown before the resume; its pace is not that of this one."""
         for row in rows:
             if kind_of(row) == "eval":
                 self.evaluated(int(row["step"]), row)

@@ -82,7 +82,7 @@ SHIPPED = {name: Path(__file__).parent.parent / "assets" / name for name in ("pe
 GGUF = "the GGUF file's header"
 CHUNK_TOKENS = 128
 """Tokens whose logits are alive at once; `maths.logprobs` cuts there."""
-LOOKED_AT = 32
+MEASURED_PROMPTS = 32
 """Prompts that are made into tokens: the longest, and as many of the others."""
 MEASURED = ("cpu", "cuda")
 """Devices on which the pace can be measured."""
@@ -196,8 +196,8 @@ def _with_model(
 def _prompt_lengths(codec: ChatCodec, tasks: Sequence[Task]) -> list[int]:
     """Tokens of the longest prompts, and of some others."""
     by_size = sorted(tasks, key=lambda task: sum(len(str(m.get("content", ""))) for m in task.messages()), reverse=True)
-    looked_at = {task.id: task for task in (*by_size[:LOOKED_AT], *tasks[:LOOKED_AT])}
-    return [len(codec.encode_prompt(task.messages())) for task in looked_at.values()]
+    preview = {task.id: task for task in (*by_size[:MEASURED_PROMPTS], *tasks[:MEASURED_PROMPTS])}
+    return [len(codec.encode_prompt(task.messages())) for task in preview.values()]
 
 
 def _check_tasks(config: Config, base: Path, sets: Sequence[OwnSet]) -> tuple[TaskSet, int, int, Twins | None]:
@@ -208,7 +208,7 @@ def _check_tasks(config: Config, base: Path, sets: Sequence[OwnSet]) -> tuple[Ta
             large = open_large(config, base, Path(folder), never_trained)
             _check_levels(config, large.train)
             streamed_border(large.border, large.train, never_trained)
-            return large.looked_at, len(large.train), large.held_out, large.twins
+            return large.preview, len(large.train), large.held_out, large.twins
     tasks = load_tasks(config.tasks, base=base, num_tasks=config.num_tasks, seed=config.seed)
     train, _, border, twins = split_tasks(config, tasks, sets)
     check_pairs(config, base, border)

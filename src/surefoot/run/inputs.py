@@ -299,7 +299,7 @@ def read_inputs(config: Config, base: Path, given: FromPython = NOTHING, *, answ
         never_trained = heldout_all((), sets)
         large = _open_large(config, base, rows, never_trained)
         border = streamed_border(large.border, large.train, never_trained)
-        divided = (large.looked_at, large.train, large.heldout, border, large.twins)
+        divided = (large.preview, large.train, large.heldout, border, large.twins)
         return _with_graders(config, base, given, *divided, sets, answer_only=answer_only)
     if rows is None:
         task_set = load_tasks(config.tasks, base=base, num_tasks=config.num_tasks, seed=config.seed)

@@ -257,10 +257,10 @@ def prepare(
     encode = partial(_encode, codec, routes or {})
     context = policy.spec.max_positions
     if isinstance(inputs.train, StreamingDataset):
-        prompts, train, looked_at, longest, left_out = _large(config, inputs, inputs.train, encode, context)
+        prompts, train, preview, longest, left_out = _large(config, inputs, inputs.train, encode, context)
     else:
-        prompts, train, looked_at, longest, left_out = _whole(config, inputs, encode, context)
-    heldout, eval_sets = _by_set(inputs, looked_at)
+        prompts, train, preview, longest, left_out = _whole(config, inputs, encode, context)
+    heldout, eval_sets = _by_set(inputs, preview)
     if config.max_completion_length >= context:
         raise ConfigError(
             f"max_completion_length = {config.max_completion_length}, the context {context} tokens",
@@ -273,7 +273,7 @@ def prepare(
     )
     width = min(context, longest + room)
     streamed = isinstance(train, StreamingDataset)
-    seen = looked_at if streamed else (*train, *looked_at)
+    seen = preview if streamed else (*train, *preview)
     cramped = sum(len(prompts[t.id]) + config.max_completion_length > width for t in seen)
     temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
     return Prepared(

@@ -34,7 +34,7 @@ from surefoot.tools.toolkits import NamedTools, ToolkitSpec
 
 
 def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path) -> Parts:
-    """Start the cluster, the learner and the fleet; what was started ends if any of it fails."""
+    """Start the cluster, the learner and the replicas; what was started ends if any of it fails."""
     specs, routes, tools = _look_at_tools(inputs, logs)
     ready = prepare(config, base, inputs, specs, routes)
     worker = worker_spec(config, inputs, ready.codec, with_call_format(tools, ready))
@@ -45,16 +45,16 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
         )  # fmt: skip
         stack.callback(site.close)
         learner = site.start_learner(_learner_spec(config, base, ready.train))
-        fleet = site.start_replicas(
+        replicas = site.start_replicas(
             engine_spec(config, ready.policy, ready.engine_width), worker, engine_slots=engine_rows(config)
         )  # fmt: skip
         runtime = RayRuntime(
-            site, fleet, worker.environment(pool, NamedTools(specs) if inputs.tools else None).graders, ready.prompts,
+            site, replicas, worker.environment(pool, NamedTools(specs) if inputs.tools else None).graders, ready.prompts,
             train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
             publisher=make_publisher(config, ready, learner.ascore, first_prompts(ready)),
         )  # fmt: skip
         identity = run_fingerprint(ready, specs)
-        ahead = AsyncSampling(fleet, site.thread) if config.max_staleness > 0 else None
+        ahead = AsyncSampling(replicas, site.thread) if config.max_staleness > 0 else None
         stack.pop_all()
     # The driver needs the tokenizer and the numbers; the weights are in the learner's process.
     return Parts(

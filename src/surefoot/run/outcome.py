@@ -219,8 +219,8 @@ def write_verdict(ctx: RunContext, run: Run, judgement: RunJudgement, code: int 
         "seconds": seconds,
     })  # fmt: skip
     failpoint("session.after_verdict")
-    ctx.lookout.timeline.save()
-    ctx.lookout.report()
+    ctx.monitor.timeline.save()
+    ctx.monitor.report()
     return seconds
 
 

@@ -99,10 +99,10 @@ class RunContext:
     sinks: Sinks
     stop: StopSignals
     view: View
-    lookout: RunMonitor
+    monitor: RunMonitor
     began: float = field(default_factory=time.perf_counter)
     """When this life of the run began."""
-    later: ExitStack = field(default_factory=ExitStack)
+    cleanup: ExitStack = field(default_factory=ExitStack)
     """What else has to be closed, the last one first: the runtime with its processes, above all."""
 
     @property
@@ -113,7 +113,7 @@ class RunContext:
     def close(self) -> None:
         """Engines, workers, sinks and screen first, the folder's lock last."""
         try:
-            self.later.close()
+            self.cleanup.close()
             self.pool.close()
             self.sinks.close()
             self.view.close()
@@ -264,14 +264,14 @@ def _live(
     )  # fmt: skip
     shown = loaded.resolved.model_dump(mode="json")
     sinks = Sinks(config.report_to, folder.root, config.run_name, shown, view.warn)
-    lookout = RunMonitor(folder.root, max_steps=config.max_steps, warn=view.warn)
-    ctx = RunContext(loaded, inputs, keeper, pool, sinks, stop, view, lookout)
+    monitor = RunMonitor(folder.root, max_steps=config.max_steps, warn=view.warn)
+    ctx = RunContext(loaded, inputs, keeper, pool, sinks, stop, view, monitor)
     keep_folder = resumed  # a refused start takes its folder back, a refused resume changes nothing
     try:
         assert_same_run(keeper.journal, "inputs", inputs.sources | {"seed": config.seed} | _shown_target(loaded))
         pool.start()  # before torch: a fork of a threaded process is not safe
         if not resumed:  # a refused resume leaves what others see as it was
-            ctx.later.enter_context(lookout)
+            ctx.cleanup.enter_context(monitor)
         with Watchdog(config.stall_timeout_s, dump=folder.logs / "stacks.txt", resume=stop.resume):
             run = _start(ctx, resumed=resumed, extension=extension)
             keep_folder = True  # from here on the folder stays, with a verdict, however it ends
@@ -311,10 +311,10 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
         from surefoot.run.build import build  # torch: after the plan is on the screen
 
         parts = build(config, ctx.loaded.base, ctx.inputs, ctx.pool, keeper.folder.logs)
-        ctx.later.callback(_warn_of_egress, keeper.folder.logs, view)  # called after the next one
-        ctx.later.callback(parts.runtime.close)
+        ctx.cleanup.callback(_warn_of_egress, keeper.folder.logs, view)  # called after the next one
+        ctx.cleanup.callback(parts.runtime.close)
         if parts.status is not None:
-            ctx.later.enter_context(ctx.lookout.asking(parts.status))
+            ctx.cleanup.enter_context(ctx.monitor.asking(parts.status))
         assert_same_run(keeper.journal, "parts", dict(parts.identity))
         _write_environment(ctx)
         _warn_of_tasks(parts, config, view)
@@ -332,8 +332,8 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
     if resumed:
         with stop.phase("going back to a checkpoint"):
             go_on(run, keeper, view, extension)
-        ctx.later.enter_context(ctx.lookout)
-        ctx.lookout.resumed(run.step, run.clock.seconds_before)
+        ctx.cleanup.enter_context(ctx.monitor)
+        ctx.monitor.resumed(run.step, run.clock.seconds_before)
     return run
 
 
@@ -464,8 +464,8 @@ def _make_task_queue(ctx: RunContext, parts: Parts, hooks: Hooks, successes: Suc
     from surefoot.run.build import make_async_queue
 
     queue = make_async_queue(ctx, parts, parts.ahead)
-    ctx.later.callback(queue.close)
-    ctx.later.enter_context(ctx.lookout.asking(queue.status))
+    ctx.cleanup.callback(queue.close)
+    ctx.cleanup.enter_context(ctx.monitor.asking(queue.status))
     return queue
 
 

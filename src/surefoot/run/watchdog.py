@@ -111,7 +111,7 @@ class Watchdog:
         return StalledError(
             f"no progress for {self.timeout_s:g} s while {stage}",
             f"a wait that does not end looks like slow training; where every thread was is in {self.dump}",
-            f"mend what the stacks show, or raise stall_timeout_s if this stage really takes longer{after}",
+            f"repair what the stacks show, or raise stall_timeout_s if this stage really takes longer{after}",
         )
 
 

@@ -4,7 +4,7 @@ Owns       the recipe, which travels to the processes that play rollouts, and th
 Promises   a name that two sources offer is refused; what was opened is closed when opening the next one fails; in a
            replay nothing real is started.
 
-Read next: `tools/mcp/toolkit.py`, `python_tools.py`, `trl_environment.py`, `cassette.py`: the sources.
+Read next: `tools/mcp/toolkit.py`, `python/environments.py`, `python/foreign.py`, `recording.py`: the sources.
 """
 
 from __future__ import annotations
@@ -204,12 +204,12 @@ class JoinedToolkit:
     def open(self, task: Task, rollout: str, seed: int) -> Toolbox:
         """A toolbox of each source."""
         with ExitStack() as stack:
-            boxes: list[Toolbox] = []
+            toolboxes: list[Toolbox] = []
             for part in self.parts:
-                boxes.append(part.open(task, rollout, seed))
-                stack.callback(boxes[-1].close)
+                toolboxes.append(part.open(task, rollout, seed))
+                stack.callback(toolboxes[-1].close)
             stack.pop_all()
-        return _JoinedToolbox(boxes, self._home)
+        return _JoinedToolbox(toolboxes, self._home)
 
     def close(self) -> None:
         """Close every source, the last one first, whatever the others do."""
@@ -221,21 +221,21 @@ class JoinedToolkit:
 class _JoinedToolbox:
     """One rollout's toolboxes of all sources."""
 
-    def __init__(self, boxes: Sequence[Toolbox], home: Mapping[str, int]) -> None:
-        self._boxes, self._home = boxes, home
-        openings = [box.opening for box in boxes if box.opening]
+    def __init__(self, toolboxes: Sequence[Toolbox], home: Mapping[str, int]) -> None:
+        self._toolboxes, self._home = toolboxes, home
+        openings = [box.opening for box in toolboxes if box.opening]
         self.opening: str | None = "".join(openings) or None
 
     def call(self, name: str, arguments: Mapping[str, Any], deadline_s: float) -> ToolAnswer:
-        return self._boxes[self._home[name]].call(name, arguments, deadline_s)
+        return self._toolboxes[self._home[name]].call(name, arguments, deadline_s)
 
     def reward(self) -> float | None:
-        given = [reward for box in self._boxes if (reward := box.reward()) is not None]
+        given = [reward for box in self._toolboxes if (reward := box.reward()) is not None]
         return sum(given) if given else None
 
     def close(self) -> None:
         with ExitStack() as stack:
-            for box in self._boxes:
+            for box in self._toolboxes:
                 stack.callback(box.close)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from codec_kit import OneTokenPrompts
 from local_kit import publisher_here
 from silent_kit import make_engine, make_learner, make_runtime, tiny_net, weights_of
 
@@ -27,14 +28,7 @@ WEIGHTS = {"w": torch.tensor([1.0])}
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(5)]
 
 
-class FakeCodec:
-    stop_ids = frozenset({2})
-    pad_token_id = 0
-    vocab_size = 50
-
-    def encode_prompt(self, messages: Sequence[object]) -> tuple[int, ...]:
-        return (4,)
-
+class FakeCodec(OneTokenPrompts):
     def decode(self, token_ids: Sequence[int]) -> str:
         return "-".join(map(str, token_ids))
 

@@ -1,4 +1,4 @@
-"""What the nursery owes its workers, one piece at a time; tests/faults has it whole."""
+"""What the fork server owes its workers, one piece at a time; tests/faults has it whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from surefoot.rewards.fork_server import CappedLog, ForkServer, _Worker
 
 
 @pytest.fixture
-def nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+def fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
     # In this process it must not become the parent of orphans for good: later tests count who is left.
     monkeypatch.setattr("surefoot.rewards.fork_server.adopt_orphans", lambda: None)
     ours, theirs = socket.socketpair()
@@ -23,21 +23,21 @@ def nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
 
 
 def test_output_of_a_worker_that_was_just_ended_is_not_read_from_a_descriptor_it_no_longer_owns(
-    nursery: ForkServer,
+    fork_server: ForkServer,
 ) -> None:
     """Both were ready at once, the request to end it and its last words; the number may be another worker's by now."""
     reading, writing = os.pipe()
     os.write(writing, b"another worker's words")
     gone = _Worker(1, reading)
-    nursery._listen_if_it_lives(gone)
+    fork_server._listen_if_alive(gone)
     assert gone.tail == b""
-    nursery.workers[0] = _Worker(2, reading)  # equal in every field but one: it is the object that counts
-    nursery._listen_if_it_lives(gone)
+    fork_server.workers[0] = _Worker(2, reading)  # equal in every field but one: it is the object that counts
+    fork_server._listen_if_alive(gone)
     assert gone.tail == b""
-    nursery._listen_if_it_lives(nursery.workers[0])
-    assert nursery.workers[0].tail == b"another worker's words"
+    fork_server._listen_if_alive(fork_server.workers[0])
+    assert fork_server.workers[0].tail == b"another worker's words"
     os.close(reading)
     os.close(writing)
-    nursery._listen_if_it_lives(gone)
+    fork_server._listen_if_alive(gone)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        nursery._listen(gone)  # the planted bug: this would have ended the nursery, and the run with it
+        fork_server._listen(gone)  # the planted bug: this would have ended the fork server, and the run with it

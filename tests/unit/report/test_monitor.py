@@ -27,16 +27,16 @@ def test_a_run_leaves_status_timeline_and_report(tmp_path: Path, told: list[str]
         entered.append(name)
         yield
 
-    with RunMonitor(tmp_path, max_steps=3, warn=lambda what, fix: told.append(what)) as lookout:
-        phase = lookout.phase(inner)
-        with lookout.asking(lambda: {"replicas": [{"name": "engine 0", "state": "ready", "restarts": 2}]}):
+    with RunMonitor(tmp_path, max_steps=3, warn=lambda what, fix: told.append(what)) as monitor:
+        phase = monitor.phase(inner)
+        with monitor.asking(lambda: {"replicas": [{"name": "engine 0", "state": "ready", "restarts": 2}]}):
             with phase("collect"), span("group", track="worker 0"):
                 pass
-            lookout.step(3, {"reward": 0.5, "version": 3.0})
-            lookout.evaluated(3, {"eval_accuracy": 0.75})
-            lookout.finished(3)
-            lookout.writer.write()
-    page = lookout.report()
+            monitor.step(3, {"reward": 0.5, "version": 3.0})
+            monitor.evaluated(3, {"eval_accuracy": 0.75})
+            monitor.finished(3)
+            monitor.writer.write()
+    page = monitor.report()
     facts = json.loads((tmp_path / "status.json").read_text())
     (window,), _ = read_timeline((tmp_path / "timeline.jsonl").read_bytes())
     assert entered == ["collect"]
@@ -47,16 +47,16 @@ def test_a_run_leaves_status_timeline_and_report(tmp_path: Path, told: list[str]
 
 
 def test_a_folder_that_takes_nothing_gives_warnings_and_no_error(tmp_path: Path, told: list[str]) -> None:
-    with RunMonitor(tmp_path / "gone", max_steps=3, warn=lambda what, fix: told.append(what)) as lookout:
-        lookout.finished(1)
-    assert lookout.report() is None
+    with RunMonitor(tmp_path / "gone", max_steps=3, warn=lambda what, fix: told.append(what)) as monitor:
+        monitor.finished(1)
+    assert monitor.report() is None
     assert ["status" in told[0], "timeline" in told[1], "report" in told[2]] == [True, True, True]
     assert len(told) == 3
 
 
 def test_an_error_inside_a_phase_is_the_callers_and_is_still_a_span(tmp_path: Path, told: list[str]) -> None:
-    lookout = RunMonitor(tmp_path, max_steps=3, warn=lambda what, fix: told.append(what))
-    with pytest.raises(KeyError), lookout.phase(lambda name: span(name))("learn"):
+    monitor = RunMonitor(tmp_path, max_steps=3, warn=lambda what, fix: told.append(what))
+    with pytest.raises(KeyError), monitor.phase(lambda name: span(name))("learn"):
         raise KeyError
-    lookout.finished(1)
-    assert [s.name for s in lookout.timeline.windows()[0].spans] == ["learn"]
+    monitor.finished(1)
+    assert [s.name for s in monitor.timeline.windows()[0].spans] == ["learn"]
