@@ -23,7 +23,7 @@ from surefoot.run.build import (
     worker_spec,
 )
 from surefoot.run.inputs import Inputs
-from surefoot.run.model import Prepared, channels_of, prepare, probe_tolerance, settings_of
+from surefoot.run.model import Prepared, channels_of, lora_settings, prepare, probe_tolerance, settings_of
 from surefoot.runtime.probes import AsyncScore, Score, make_probes
 from surefoot.runtime.ray.runtime import RayDeployment, RayRuntime
 from surefoot.runtime.specs import LearnerSpec
@@ -84,7 +84,7 @@ def _learner_spec(config: Config, base: Path, train: Sequence[Task]) -> LearnerS
     beside = config.alpha_sdpo > 0 or config.beta_replay > 0
     return LearnerSpec(
         config.model, base, config.device, config.dtype, settings=partial(settings_of, config, base),
-        channels=partial(channels_of, config, base, tuple(train)) if beside else None,
+        channels=partial(channels_of, config, base, tuple(train)) if beside else None, lora=lora_settings(config),
     )  # fmt: skip
 
 
