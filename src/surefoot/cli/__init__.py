@@ -114,8 +114,8 @@ def version() -> None:
 
 
 for _add in (
-    runs.add_eval, runs.add_status, runs.add_report, runs.add_ledger, preflight.add_probe_reward, preflight.add_tools,
-    *COMMANDS, commands.add_demo,
+    runs.add_eval, runs.add_export, runs.add_status, runs.add_report, runs.add_ledger, preflight.add_probe_reward,
+    preflight.add_tools, *COMMANDS, commands.add_demo,
 ):  # fmt: skip
     _add(app)
 

@@ -18,6 +18,7 @@ HEADINGS = {
         "status": "Say how a run stands: running, silent, stopped or over.",
         "report": "Write one page about a run: verdict, curves, rollouts.",
         "eval": "Answer tasks with a run's weights or a model's, and count.",
+        "export": "Write a run's adapter, or its model with it merged in.",
         "ledger": "Account for every planned task of a run.",
     },
     **JUDGING,

@@ -243,6 +243,25 @@ class GuardConfig(Table):
     """Folder of a run that is known to be healthy: guard.kl_hard_stop and guard.max_proxy_real_gap are tightened to what it needed and half as much again."""
 
 
+class LoraConfig(Table):
+    """`[lora]`: train a small adapter beside frozen weights instead of every weight; docs/models.md."""
+
+    rank: Int | None = None
+    """Rank of the two matrices beside each chosen layer; turns LoRA on. Left out, every weight is trained."""
+
+    alpha: Float | None = None
+    """The adapter's product is scaled by alpha / rank; 2 x rank when left out."""
+
+    dropout: Float = 0.0
+    """Only 0 is taken: engines sample from the model without dropout, and a learner with it would score another."""
+
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Linear layers that get an adapter, by the ends of their names, such as ["q_proj", "v_proj"]; "all-linear" is every one but the output layer."""
+
+    modules_to_save: tuple[str, ...] = ()
+    """Modules that are trained whole beside the adapter, by the ends of their names, such as ["norm"]; in float32 only."""
+
+
 # -- Every key: a strict typed tree from TOML or YAML, all problems reported at once --------------
 
 
@@ -490,7 +509,7 @@ class Config(Table):
     """Write metrics every so many steps."""
 
     save_steps: Int = 0
-    """Save weights as a Hugging Face folder every so many steps; the end is always saved."""
+    """Save weights every so many steps, as a Hugging Face folder or, with [lora], as an adapter in PEFT's form; the end is always saved."""
 
     save_minutes: Float = 10.0
     """Save also every so many minutes, so that a killed run has little to do again; of these the newest two stay. 0 means never."""
@@ -510,6 +529,7 @@ class Config(Table):
     report_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where numbers go beside RUN/metrics.jsonl; a sink that is slow or broken loses lines, never time."""
 
+    lora: LoraConfig = LoraConfig()
     engine: EngineConfig = EngineConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     tools: ToolsConfig = ToolsConfig()

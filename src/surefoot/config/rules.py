@@ -38,7 +38,7 @@ _POSITIVE = (
     "logging_steps dead_channel_steps stall_timeout_s stop_timeout_s rollout_timeout_s weight_sync_steps runtime.engines "
     "runtime.workers runtime.start_timeout_s runtime.restart_timeout_s max_turns tools.max_calls tools.call_timeout_s "
     "tools.max_result_tokens tools.concurrency guard.min_evals guard.decline_patience guard.ema_alpha "
-    "guard.min_entropy_ratio guard.saturation_patience repetition_cost"
+    "guard.min_entropy_ratio guard.saturation_patience repetition_cost lora.rank lora.alpha"
 ).split()
 _NOT_NEGATIVE = (
     "max_bad_rows seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
@@ -106,6 +106,7 @@ def _pair_problems(config: Config) -> Iterator[str]:
     yield from _stream_problems(config)
     yield from _curriculum_problems(config)
     yield from _loss_problems(config)
+    yield from _lora_problems(config)
     if config.reward_weights is not None and len(config.reward_weights) != max(1, len(config.reward_funcs)):
         yield (
             f"reward_weights has {len(config.reward_weights)} entries for {max(1, len(config.reward_funcs))} "
@@ -133,6 +134,37 @@ def _pair_problems(config: Config) -> Iterator[str]:
         yield (
             f"heldout_fraction = 0 with heldout_group = {config.heldout_group!r} and heldout_seed = "
             f"{config.heldout_seed}: nothing is divided; set heldout_fraction, or remove the others"
+        )
+
+
+def _lora_problems(config: Config) -> Iterator[str]:
+    lora = config.lora
+    if lora.dropout:
+        yield (
+            f"lora.dropout = {lora.dropout}: engines sample from the model without dropout, so the learner's ratios and "
+            "KL would be noise (docs/failures.md, entry 14); leave it 0"
+        )
+    if lora.rank is None:
+        for name in ("alpha", "target_modules", "modules_to_save"):
+            if getattr(lora, name) != type(lora).model_fields[name].default:
+                yield f"lora.{name} without lora.rank: every weight is trained, there is no adapter; set lora.rank"
+        return
+    if isinstance(lora.target_modules, tuple):
+        if "all-linear" in lora.target_modules:
+            yield 'lora.target_modules has "all-linear" in a list: write lora.target_modules = "all-linear"'
+        if not lora.target_modules or not all(lora.target_modules):
+            yield f"lora.target_modules = {list(lora.target_modules)}: an adapter beside nothing would train nothing"
+    if not all(lora.modules_to_save):
+        yield f"lora.modules_to_save = {list(lora.modules_to_save)}: holds an empty name, which every module ends in"
+    if lora.modules_to_save and config.dtype != "float32":
+        yield (
+            f"lora.modules_to_save = {list(lora.modules_to_save)} with dtype = {config.dtype}: a module that is trained "
+            'whole has no float32 master; use dtype = "float32", or leave lora.modules_to_save out'
+        )
+    if config.reference_sync_steps != "never":
+        yield (
+            f"lora.rank = {lora.rank} with reference_sync_steps = {config.reference_sync_steps}: the reference is the "
+            'base with its adapter off and cannot follow; leave reference_sync_steps = "never"'
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from surefoot.guards import invariants
 from surefoot.learner import checkpoint
 from surefoot.learner.auxiliary_losses import AuxiliaryLosses
 from surefoot.learner.forward import score_batch
+from surefoot.learner.lora import Adapter, Merged
 from surefoot.learner.memory import MAX_SPLITS, is_out_of_memory, largest_piece, memory_limit, split_note
 from surefoot.learner.nonfinite import nonfinite_error, nonfinite_sources, not_finite
 from surefoot.learner.optimizer import all_finite, allocate_moments, make_optimizer, moments
@@ -78,16 +80,18 @@ class GRPOLearner:
         channels: further losses of the step; None when there are none.
         masters: the network's parameters in the precision of its file, where it computes in a coarser one.
         tokenizer: saved beside the weights; a learner without one cannot be saved.
+        adapter: of `net`, whose other weights it has frozen; None where every weight is trained.
     """
 
     def __init__(
         self, net: Any, settings: LearnerSettings, channels: AuxiliaryLosses | None = None,
-        masters: Mapping[str, Tensor] | None = None, tokenizer: Any = None,
+        masters: Mapping[str, Tensor] | None = None, tokenizer: Any = None, adapter: Adapter | None = None,
     ) -> None:  # fmt: skip
         self.net, self.settings, self.channels, self.tokenizer = net, settings, channels, tokenizer
+        self.adapter = adapter
         self._version = 0
         self.parameter_updates: ParameterUpdates | None = None
-        self.reference = _frozen_copy(net) if settings.loss.beta > 0 else None
+        self.reference = _frozen_copy(net) if settings.loss.beta > 0 and adapter is None else None
         self.checked_tokens = 0
         self.changed_entries = 0
         """Parameter entries that optimiser steps changed, summed over the steps of the run."""
@@ -99,7 +103,7 @@ class GRPOLearner:
         self.splits = 0
         """How often microbatches were halved because memory ran out."""
         self._torn = False  # a step has begun and not ended: the weights belong to no version
-        self.masters = make_master_weights(net, masters)
+        self.masters = None if adapter is not None else make_master_weights(net, masters)
         """What is trained where the network computes in bfloat16; None where its own parameters are."""
         self.optimiser = make_optimizer(
             self.trained().values(), learning_rate=settings.learning_rate, weight_decay=settings.weight_decay,
@@ -136,12 +140,12 @@ class GRPOLearner:
         return checkpoint.load_training_checkpoint(self, folder).extra
 
     def weights(self) -> Weights:
-        """The current parameters by Hugging Face name, as they compute; views, not copies."""
-        return dict(self.net.named_parameters())
+        """The current parameters by Hugging Face name, as engines get them: views, or an adapter's merged ones."""
+        return dict(self.net.named_parameters()) if self.adapter is None else self.adapter.published(self._version)
 
     def trained(self) -> dict[str, Tensor]:
-        """What the optimiser steps, by the same names: the parameters themselves, or their float32 masters."""
-        own = dict(self.net.named_parameters())
+        """What the optimiser steps, by name: the parameters themselves, their float32 masters, or an adapter alone."""
+        own = dict(self.net.named_parameters()) if self.adapter is None else self.adapter.trained
         return own if self.masters is None else own | self.masters.tensors
 
     def forget_gradients(self) -> None:
@@ -294,12 +298,11 @@ class GRPOLearner:
         return old
 
     def _reference_logprobs(self, batch: Batch) -> Tensor | None:
-        if self.reference is None:
+        if self.settings.loss.beta == 0:
             return None
-        with torch.no_grad():
-            return score_batch(
-                self.reference, batch, temperature=self.settings.temperature, with_entropy=False
-            ).logprobs
+        base = self.net if self.reference is None else self.reference
+        with torch.no_grad(), nullcontext() if self.adapter is None else self.adapter.off():
+            return score_batch(base, batch, temperature=self.settings.temperature, with_entropy=False).logprobs
 
     def _parity_only(self, samples: Sequence[TrainSample]) -> stats.Sums:
         """Step 1 without a moving sample still compares sampler and learner."""
@@ -336,9 +339,11 @@ class GRPOLearner:
             self.forget_gradients()
             return StepReport(always, self._version, applied=False, suspects=broken)
         if not silent:
-            updates = self._step(rate)
+            updates, merged = self._step(rate)
             always["updates/changed_share"] = updates.changed_share
             always["updates/published_share"] = updates.published_share
+            if merged is not None:
+                always |= {"updates/published_share": merged.changed / merged.entries, "timing/merge": merged.seconds}
             self.changed_entries += updates.changed
             self._pushes += rate > 0 and any(s.advantage != 0 for s in moving)
         self._version += 1  # a step without signal is a step: planned = executed
@@ -360,14 +365,21 @@ class GRPOLearner:
         """One NaN in a moment would be written into its weight by the best of gradients."""
         return () if all_finite(moments(self.optimiser)) else ("the optimiser's state is not finite",)
 
-    def _step(self, rate: float) -> StepUpdates:
+    def _step(self, rate: float) -> tuple[StepUpdates, Merged | None]:
         """Change the weights. From the first to the last of them the learner is torn, and cannot be saved."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate
+        if self.adapter is not None:
+            self.adapter.check_step(self.optimiser)
+            self.adapter.allocate()
         allocate_moments(self.optimiser)
         step = CountedStep(self.optimiser, None if self.masters is None else self.masters.by_tensor())
-        still_waiting = self.parameter_updates is None or self.parameter_updates.moved == 0
-        with watch_updates(self.trained(), wanted=still_waiting) as found:
+        known = self.parameter_updates
+        still_waiting = (
+            known is None or known.moved == 0 or (self.adapter is not None and known.total < len(self.adapter.trained))
+        )
+        watched = self.trained() if self.adapter is None or not still_waiting else self.adapter.awake()
+        with watch_updates(watched, wanted=still_waiting) as found:
             failpoint("learner.before_step")
             check_rate(self.optimiser, rate, self._version)
             self._torn = True
@@ -384,7 +396,11 @@ class GRPOLearner:
         dtypes = {value.dtype for value in self.trained().values()}
         highest = self._rate_at(min(max(self.settings.warmup_steps, 1), self.settings.max_steps))
         check_taken_in(updates, rate, highest, self._version, dtypes)
-        return updates
+        if self.adapter is None:
+            return updates, None
+        if still_waiting:
+            self.adapter.check_base()
+        return updates, self.adapter.merge(self._version + 1)
 
     def _nonfinite_sources(
         self, samples: Sequence[TrainSample], moving: list[TrainSample], iteration: int, seen: Sequence[str]
@@ -413,7 +429,7 @@ class GRPOLearner:
 
     def _watch_reference(self, metrics: dict[str, float]) -> None:
         """Refresh the reference when due, and refuse a penalty that never did anything."""
-        if self.reference is None:
+        if self.settings.loss.beta == 0:
             return
         self._kl_seen = self._kl_seen or metrics.get("kl", 0.0) != 0.0
         if self._pushes > DEAD_KL_STEPS and not self._kl_seen:
@@ -423,7 +439,7 @@ class GRPOLearner:
                 'keep the reference fixed: reference_sync_steps = "never"',
             )
         every = self.settings.reference_sync_steps
-        if every is not None and self._version % every == 0:
+        if self.reference is not None and every is not None and self._version % every == 0:
             self.reference.load_state_dict(self.net.state_dict())
 
 

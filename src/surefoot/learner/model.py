@@ -226,6 +226,16 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str, words: Model
     return Policy(model, net, tokenizer, stop_ids, spec, masters)
 
 
+def empty_net(model: str, *, base: Path) -> Any:
+    """The network of a model without memory for its weights: names and shapes, as its config has them."""
+    source, kwargs = _locate(model, base)
+    with _refusing(model, source):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **kwargs)
+        _refuse_unsupported(config)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
+
+
 _SAFE = {"use_safetensors": True}
 
 

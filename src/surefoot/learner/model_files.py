@@ -75,7 +75,8 @@ def refuse_adapter(path: Path) -> None:
     raise ModelError(
         f"{path} is part of an adapter",
         "its base model would come from elsewhere, its weights may be a pickle, and every weight is trained here",
-        "merge the adapter into its model (merge_and_unload, then save_pretrained) and point at the result",
+        "merge the adapter into its model and point at the result: one of ours with surefoot export RUN --merged --out "
+        "FOLDER, another with merge_and_unload, then save_pretrained",
     )
 
 

@@ -28,6 +28,7 @@ from surefoot.run.arguments import (
     callables,
     evaluation_sets,
     model_of,
+    peft_table,
     plain_keys,
     refuse_more,
     refuse_object,
@@ -54,7 +55,8 @@ Sets = str | Path | Rows | Mapping[str, str | Path | Rows] | None
 def train(
     model: Any = None, reward_funcs: Rewards = (), *rest: Any, tasks: str | Path | Rows | None = None,
     train_dataset: str | Path | Rows | None = None, eval_dataset: Sets = None, processing_class: Any = None,
-    tools: Tools | Mapping[str, Any] = (), environment_factory: Any = None, view: View | None = None, **keys: Any,
+    tools: Tools | Mapping[str, Any] = (), environment_factory: Any = None, view: View | None = None,
+    peft_config: Any = None, **keys: Any,
 ) -> Outcome:  # fmt: skip
     """Train with GRPO; the arguments are the keys of a config file.
 
@@ -70,13 +72,14 @@ def train(
         tools: functions that the policy may call, or the config table `tools`, whose `functions` may be functions.
         environment_factory: a class with reset(**row), tools as public methods and get_reward(), or several by name.
         view: where progress is shown; the terminal when left out.
+        peft_config: PEFT's LoraConfig: the config table `lora` in its words.
         keys: any other key of a config file.
 
     Raises:
         SurefootError: with what, why and fix; `exit_code` says which kind.
     """
     refuse_more(rest)
-    keys = plain_keys(keys)
+    keys = plain_keys(keys | peft_table(peft_config, keys))
     source = training_tasks(tasks, train_dataset)
     rows = None if source is None or isinstance(source, str) else source
     found = callables(reward_funcs, "reward_funcs")

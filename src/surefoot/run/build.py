@@ -22,7 +22,7 @@ from surefoot.records import Task
 from surefoot.rewards.pool import RewardPool
 from surefoot.rewards.rules import EvalSet
 from surefoot.run.inputs import Inputs
-from surefoot.run.model import Prepared, check_own_code, make_learner, prepare, probe_tolerance
+from surefoot.run.model import Prepared, adapter_plan, check_own_code, make_learner, prepare, probe_tolerance
 from surefoot.runtime.async_queue import AsyncTaskQueue
 from surefoot.runtime.base import BaseRuntime
 from surefoot.runtime.local import LocalRolloutRunner, LocalRuntime
@@ -259,13 +259,15 @@ class Parts:
 
 
 def build(
-    config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path | None = None, *, answer_only: bool = False
-) -> Parts:
+    config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path | None = None, *,
+    answer_only: bool = False, adapter: Path | None = None,
+) -> Parts:  # fmt: skip
     """Load the model, encode every prompt once, and wire the rest.
 
     Args:
         logs: where processes of this run write what they print; needed for those that are not this one.
         answer_only: nothing will be trained, so a server that takes no weights will do.
+        adapter: a checkpoint whose adapter the model begins with.
     """
     if not answer_only:
         check_own_code(config)
@@ -281,8 +283,13 @@ def build(
         if toolkit is not None:
             stack.callback(toolkit.close)
         specs = () if toolkit is None else tuple(toolkit.specs)
+        if adapter is not None:
+            adapter_plan(config, base, adapter)
         ready = prepare(config, base, inputs, specs, None if toolkit is None else toolkit.routes)
+        identity = run_fingerprint(ready, specs)  # before an adapter is put into the network
         learner = make_learner(config, base, ready.policy, ready.codec, ready.train)
+        if adapter is not None and learner.adapter is not None:
+            learner.adapter.load(adapter)
         spec = engine_spec(config, ready.policy, ready.engine_width, beside_learner=True, answer_only=answer_only)
         engine = spec.build()
         stack.pop_all()  # from here on the runtime closes it
@@ -301,9 +308,10 @@ def build(
         ),
     )  # fmt: skip
     ahead = sample_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
+    policy = ready.policy if config.lora.rank is None else replace(ready.policy, masters=None)  # nobody needs them
     return Parts(
-        ready.policy, ready.codec, learner, runtime, ready.prompts,
-        ready.train, ready.heldout, ready.left_out, ready.cramped, run_fingerprint(ready, specs), ahead,
+        policy, ready.codec, learner, runtime, ready.prompts,
+        ready.train, ready.heldout, ready.left_out, ready.cramped, identity, ahead,
         ready.eval_sets,
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.config import Config
 from surefoot.config.choices import engine_facts
@@ -167,7 +167,7 @@ def _with_model(
 ) -> list[str]:  # fmt: skip
     """Device, template and prompts, then memory and time: what needs torch comes after everything that does not."""
     from surefoot.learner.model import load_tokenizer, resolve_device
-    from surefoot.run.model import call_format_of, codec_of_words
+    from surefoot.run.model import adapter_plan, call_format_of, codec_of_words
 
     config = loaded.config
     device = resolve_device(config.device)
@@ -187,7 +187,12 @@ def _with_model(
     checked.done.append(f"the chat template and {counted(len(lengths), 'prompt')}")
     own = f"{config.chat_template}" if config.chat_template else "the model's own"
     lines = [f"device    {device}", f"template  {own if codec.has_template else 'none'}{written}", ""]
-    lines += _memory_lines(config, facts, max(lengths))
+    plan = adapter_plan(config, loaded.base)
+    if plan is not None:
+        checked.done.append("the adapter's modules")
+        lines.append(f"trains    {plan.line()}")
+    adapter = None if plan is None else AdapterSize(plan.parameters, plan.merged)
+    lines += _memory_lines(config, facts, max(lengths), adapter)
     if device in MEASURED:
         tell(f"measuring the speed of this {_kind(device)} for a model of this shape ...")
     return lines + _time_lines(config, facts, sorted(lengths)[len(lengths) // 2], asked, device, recipe, tools)
@@ -379,20 +384,36 @@ def engine_copies(config: Config) -> int:
     return own + (1 if config.max_staleness > 0 else 0)  # the version in force, while the learner goes on
 
 
-def memory_estimate(config: Config, facts: ModelFacts, prompt_tokens: int) -> dict[str, float]:
-    """Bytes by purpose, for the largest moment of a step."""
+class AdapterSize(NamedTuple):
+    """Entries of an adapter that are trained, and of the base that have a merged copy."""
+
+    trained: int
+    merged: int
+
+
+def memory_estimate(
+    config: Config, facts: ModelFacts, prompt_tokens: int, adapter: AdapterSize | None = None
+) -> dict[str, float]:
+    """Bytes by purpose, for the largest moment of a step.
+
+    Args:
+        adapter: what is trained in place of the weights.
+    """
     width = 2 if config.dtype == "bfloat16" else FLOAT32
-    weights, trained = float(facts.parameters * width), float(facts.parameters * FLOAT32)
+    weights = float(facts.parameters * width)
+    trained = float((facts.parameters if adapter is None else adapter.trained) * FLOAT32)
     piece = config.microbatch_size or min(config.rollouts_per_step, 32)
     length = prompt_tokens + config.max_completion_length
     rows = min(config.engine.rows or config.rollouts_per_step, 256)
     per_token = 10 * facts.hidden + 4 * facts.intermediate + 3 * facts.head_dim * (facts.heads + 2 * facts.kv_heads)
     parts = {
         "weights": weights,
-        "float32 masters": 0.0 if width == FLOAT32 else trained,
+        "adapter": 0.0 if adapter is None else trained,
+        "merged for engines": 0.0 if adapter is None else float(adapter.merged * width),
+        "float32 masters": trained if width != FLOAT32 and adapter is None else 0.0,
         "gradients": trained,
         "Adam states": 2.0 * trained,
-        "reference policy": weights if config.beta > 0 else 0.0,
+        "reference policy": weights if config.beta > 0 and adapter is None else 0.0,
         "engine copy": engine_copies(config) * weights,
         "activations": float(piece * length * facts.layers * per_token * width),
         "logits of one chunk": 3.0 * CHUNK_TOKENS * facts.vocab * 4,
@@ -401,9 +422,9 @@ def memory_estimate(config: Config, facts: ModelFacts, prompt_tokens: int) -> di
     return {name: value for name, value in parts.items() if value}
 
 
-def _memory_lines(config: Config, facts: ModelFacts, longest: int) -> list[str]:
+def _memory_lines(config: Config, facts: ModelFacts, longest: int, adapter: AdapterSize | None = None) -> list[str]:
     prompt = config.max_prompt_length or longest
-    parts = memory_estimate(config, facts, prompt)
+    parts = memory_estimate(config, facts, prompt, adapter)
     # Engine and learner take turns: the cache and the activations are not alive together.
     peak = sum(parts.values()) - min(parts["KV cache"], parts["activations"] + parts["logits of one chunk"])
     lines = [f"memory    about {size(peak)} at the peak, and about 0.5 GB for Python and torch ({config.dtype}):"]

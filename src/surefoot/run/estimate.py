@@ -24,12 +24,13 @@ from surefoot.config import Config
 from surefoot.config.schedule import Answered, cadence_of
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.learner.grpo import GRPOLearner
+from surefoot.learner.lora import Adapter
 from surefoot.learner.model import made_up_net
 from surefoot.protocols import Request
 from surefoot.records import TrainSample
 from surefoot.run.build import engine_rows
 from surefoot.run.dry_run import ModelShape
-from surefoot.run.model import learner_settings
+from surefoot.run.model import learner_settings, lora_settings
 from surefoot.tracking.text import counted, duration
 
 # -- How fast this machine is with this model: measured in seconds, with made-up weights, before anything is loaded
@@ -177,7 +178,9 @@ def _learner_times(config: Config, net: object, asked: int, said: int, vocab: in
     """Seconds of a step that learns from nothing, and what one sample adds."""
     # Nobody sampled these tokens, and there are more steps here than a short run has.
     settings = replace(learner_settings(config, 0), parity_tolerance=1e9, max_steps=10**6, warmup_steps=0)
-    learner = GRPOLearner(net, settings)
+    lora = lora_settings(config)
+    adapter = None if lora is None else Adapter(net, replace(lora, modules_to_save=()))
+    learner = GRPOLearner(net, settings, adapter=adapter)
     siblings = min(config.num_generations, 8)
     group, several = 1, max(2, min(config.tasks_per_step, 32 // siblings))
     device = str(learner.device.type)

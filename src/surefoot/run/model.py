@@ -22,7 +22,15 @@ from surefoot.learner.auxiliary_losses import (
 )
 from surefoot.learner.chat import ChatCodec, refuse_misfit, template_text
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
-from surefoot.learner.model import ModelTokenizer, Policy, load_policy, load_tokenizer, resolve_device
+from surefoot.learner.lora import (
+    AdapterPlan,
+    LoraSettings,
+    plan_adapter,
+    refuse_other_shapes,
+    require_peft,
+    with_adapter,
+)
+from surefoot.learner.model import ModelTokenizer, Policy, empty_net, load_policy, load_tokenizer, resolve_device
 from surefoot.learner.own_code import own_loss, use_estimator
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.preference import PreferencePair
@@ -44,9 +52,36 @@ from surefoot.tools.toolkits import ToolkitSpec
 def make_learner(config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task]) -> GRPOLearner:
     """The learner, with the losses beside the policy's."""
     channels = _channels(config, base, policy, codec, train)
+    policy, adapter = with_adapter(policy, lora_settings(config))
     return GRPOLearner(
-        policy.model, learner_settings(config, codec.pad_token_id), channels, policy.masters, policy.tokenizer
+        policy.model, learner_settings(config, codec.pad_token_id), channels, policy.masters, policy.tokenizer, adapter
     )
+
+
+def lora_settings(config: Config) -> LoraSettings | None:
+    """The adapter's numbers; None where every weight is trained."""
+    lora = config.lora
+    if lora.rank is None:
+        return None
+    targets = (lora.target_modules,) if isinstance(lora.target_modules, str) else lora.target_modules
+    alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
+    return LoraSettings(lora.rank, alpha, targets, lora.modules_to_save, config.seed)
+
+
+def adapter_plan(config: Config, base: Path, saved: Path | None = None) -> AdapterPlan | None:
+    """What the adapter will be, before any weight is read; refuses what the model has not. None without one.
+
+    Args:
+        saved: a checkpoint that is to be of this model.
+    """
+    settings = lora_settings(config)
+    if settings is None:
+        return None
+    require_peft()
+    plan = plan_adapter(settings, empty_net(config.model, base=base))
+    if saved is not None:
+        refuse_other_shapes(saved, plan, config.model)
+    return plan
 
 
 def parity_tolerance(config: Config) -> float:
@@ -251,7 +286,8 @@ def prepare(
     set_determinism(config)
     words = load_tokenizer(config.model, base=base)
     call_format = call_format_of(codec_of_words(config, base, words, inputs.tools, tools), inputs.tools)
-    # A template that cannot be used is refused by now: weights may take minutes to load.
+    adapter_plan(config, base)
+    # A template or an adapter that cannot be used is refused by now: weights may take minutes to load.
     policy = load_policy(config.model, base=base, device=config.device, dtype=config.dtype, words=words)
     codec = codec_of(config, base, policy, inputs.tools, tools)
     encode = partial(_encode, codec, routes or {})

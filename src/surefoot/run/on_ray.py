@@ -25,7 +25,7 @@ from surefoot.run.build import (
     worker_spec,
 )
 from surefoot.run.inputs import Inputs
-from surefoot.run.model import channels_of, prepare, settings_of
+from surefoot.run.model import channels_of, lora_settings, prepare, settings_of
 from surefoot.runtime.ray.runtime import RayDeployment, RayRuntime
 from surefoot.runtime.specs import LearnerSpec
 from surefoot.tools.toolkits import NamedTools, ToolkitSpec
@@ -49,8 +49,8 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
             engine_spec(config, ready.policy, ready.engine_width), worker, engine_slots=engine_rows(config)
         )  # fmt: skip
         runtime = RayRuntime(
-            site, replicas, worker.environment(pool, NamedTools(specs) if inputs.tools else None).graders, ready.prompts,
-            train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
+            site, replicas, worker.environment(pool, NamedTools(specs) if inputs.tools else None).graders,
+            ready.prompts, train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
             publisher=make_publisher(config, ready, learner.ascore, first_prompts(ready)),
         )  # fmt: skip
         identity = run_fingerprint(ready, specs)
@@ -67,7 +67,7 @@ def _learner_spec(config: Config, base: Path, train: Sequence[Task]) -> LearnerS
     beside = config.alpha_sdpo > 0 or config.beta_replay > 0
     return LearnerSpec(
         config.model, base, config.device, config.dtype, settings=partial(settings_of, config, base),
-        channels=partial(channels_of, config, base, tuple(train)) if beside else None,
+        channels=partial(channels_of, config, base, tuple(train)) if beside else None, lora=lora_settings(config),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from surefoot.system.files import APPEND, plain_descriptor
 if TYPE_CHECKING:
     from surefoot.guards.reward_values import RewardFunction
     from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+    from surefoot.learner.lora import LoraSettings
     from surefoot.learner.model import Policy
     from surefoot.rewards.pool import RewardPool
     from surefoot.rewards.rules import GradingRules, Judges
@@ -289,15 +290,21 @@ class LearnerSpec:
     """Called in the learner's process: some settings need the tokenizer."""
     channels: Callable[[Policy], Any] | None = None
     """Makes the losses beside the policy's; None when there are none."""
+    lora: LoraSettings | None = None
+    """The adapter that is trained; None where every weight is."""
 
     def build(self) -> tuple[Policy, GRPOLearner]:
         """In the process where it will run."""
         from surefoot.learner.grpo import GRPOLearner
+        from surefoot.learner.lora import with_adapter
         from surefoot.learner.model import load_policy
 
         policy = load_policy(self.model, base=self.base, device=self.device, dtype=self.dtype)
         channels = None if self.channels is None else self.channels(policy)
-        return policy, GRPOLearner(policy.model, self.settings(policy), channels, policy.masters, policy.tokenizer)
+        policy, adapter = with_adapter(policy, self.lora)
+        return policy, GRPOLearner(
+            policy.model, self.settings(policy), channels, policy.masters, policy.tokenizer, adapter
+        )
 
 
 # -- What crosses between driver, learner and engines: facts about the policy, and weights by name or by value

@@ -19,7 +19,6 @@ from surefoot.protocols import Request, StepBatch
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.replica_pool import PoolBatchRunner
 from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
-from surefoot.runtime.rollout import RolloutCollector
 from surefoot.runtime.task_queue import DurableTaskQueue
 from surefoot.runtime.threads import BackgroundGroupWriter, BackgroundThread, EventLoopThread
 from surefoot.storage.batches import BatchLog
