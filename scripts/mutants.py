@@ -129,9 +129,9 @@ class Copy:
 
 def choose(root: Path) -> list[str]:
     """Which tests `pytest --affected` would run in `root` now, those that depend on least first."""
-    from surefoot.harness.affected.records import ProjectView, load
-    from surefoot.harness.affected.select import Judge
-    from surefoot.harness.affected.tree import Tree
+    from surefoot_harness.affected.records import ProjectView, load
+    from surefoot_harness.affected.select import Judge
+    from surefoot_harness.affected.tree import Tree
 
     state, notice = load(root)
     if notice is not None or not state.tests:

@@ -50,7 +50,8 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
         )  # fmt: skip
         runtime = RayRuntime(
             site, replicas, worker.environment(pool, NamedTools(specs) if inputs.tools else None).graders,
-            ready.prompts, train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
+            ready.prompts, train=ready.sampling, evaluation=ready.eval_sampling,
+            max_failures=config.max_reward_failures,
             publisher=make_publisher(config, ready, learner.ascore, first_prompts(ready)),
         )  # fmt: skip
         identity = run_fingerprint(ready, specs)
