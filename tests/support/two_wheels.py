@@ -98,6 +98,15 @@ class Environment:
             assert found, f"{package} is not installed here"
             (self.site / found[0].name).symlink_to(found[0])
 
+    def lend_all(self) -> None:
+        """Everything that is installed here, TRL and torch among it, and none of our packages: nothing of ours is on
+        that path, and what .pth files of that folder say is not read."""
+        places = {
+            Path(sysconfig.get_path("purelib")),
+            *(Path(entry) for entry in sys.path if entry.endswith("site-packages")),
+        }
+        (self.site / "lent.pth").write_text("".join(f"{place}\n" for place in sorted(places)))
+
     def run(self, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
         """That Python, without a variable of ours in its environment."""
         clean = {

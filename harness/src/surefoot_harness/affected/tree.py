@@ -18,9 +18,10 @@ from surefoot_harness.affected.blocks import Blocks, Import, digest, split
 
 NOT_OURS = frozenset(
     "__pycache__ .git .hg .svn .tox .nox .venv venv node_modules site-packages .surefoot .pytest_cache .mypy_cache "
-    ".ruff_cache .hypothesis .cache .eggs".split()
+    ".ruff_cache .hypothesis .cache .eggs unit_results unit_results.json .unit_results_journal".split()
 )
-"""Folder names that hold nothing a test should depend on: environments, caches, what tools leave behind."""
+"""Names of folders and files that hold nothing a test should depend on: environments, caches, what tools leave behind,
+and so what our own `tracker` writes after each session."""
 
 ABSENT = "absent"
 
@@ -96,7 +97,7 @@ def _walk(root: Path) -> Iterator[str]:
         ]
         relative = os.path.relpath(folder, root).replace(os.sep, "/")
         start = "" if relative == "." else f"{relative}/"
-        yield from (start + name for name in names if not name.endswith(".pyc"))
+        yield from (start + name for name in names if is_ours(name) and not name.endswith(".pyc"))
 
 
 # -- The static import graph: which project files an import of a file pulls in, however far -------
