@@ -284,7 +284,7 @@ SILENCE_S = 10.0
 
 
 class AsyncSampler:
-    """Asynchronous books. Made anywhere; used inside one event loop.
+    """The sampler that runs ahead of the learner. Made anywhere; used inside one event loop.
 
     Args:
         request_for: (task, visit, position) -> what has to be known to run it; visit and position name the group.

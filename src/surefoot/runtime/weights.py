@@ -388,7 +388,7 @@ class Publisher(TwoPhase):
     """Two-phase publish with proof: what every run uses.
 
     Args:
-        probes: fixed questions, see `probes.make_probes`.
+        probes: fixed questions, see `make_probes`.
         score: the learner's log-probabilities of given tokens under the version that is published; may be awaitable.
         tolerance: largest difference in nats between an engine's log-probability and the learner's.
         deadline_s: how long one engine may take for one phase; None where all of them are in this process.
