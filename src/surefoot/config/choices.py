@@ -37,7 +37,7 @@ def own_text(value: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedValue:
     """A value of another key that does not go with an entry."""
 
     key: str
@@ -46,7 +46,9 @@ class Refused:
     """Why, and what to write instead."""
 
 
-def refused_values(key: str, name: str, pairs: tuple[Refused, ...], value_of: Callable[[str], Any]) -> Iterator[str]:
+def refused_values(
+    key: str, name: str, pairs: tuple[RefusedValue, ...], value_of: Callable[[str], Any]
+) -> Iterator[str]:
     """One line for each pair that does not go together, both values quoted."""
     for pair in pairs:
         value = value_of(pair.key)
@@ -62,7 +64,7 @@ class LossFacts:
     """Always one ratio per row."""
     row_means: bool = False
     """The mean over rows of the mean over tokens; the others add up tokens."""
-    refuses: tuple[Refused, ...] = ()
+    refuses: tuple[RefusedValue, ...] = ()
 
 
 LOSSES: Mapping[str, LossFacts] = {
@@ -70,7 +72,7 @@ LOSSES: Mapping[str, LossFacts] = {
     "bnpo": LossFacts(),
     "dr_grpo": LossFacts(
         refuses=(
-            Refused(
+            RefusedValue(
                 "scale_rewards",
                 lambda scale: scale == "group",
                 "Dr. GRPO does not divide by the std; set scale_rewards = none (or batch, rank)",
@@ -80,24 +82,24 @@ LOSSES: Mapping[str, LossFacts] = {
     "dapo": LossFacts(),
     "cispo": LossFacts(
         refuses=(
-            Refused(
+            RefusedValue(
                 "importance_sampling_level",
                 lambda level: level == "sequence",
                 "cispo weighs single tokens; use token",
             ),
-            Refused(
+            RefusedValue(
                 "epsilon_high",
                 lambda cap: cap is None or cap < 1,
                 "for cispo it is the cap on the weight itself; set it to 1 or more (5.0 is common)",
             ),
-            Refused("delta", lambda delta: delta is not None, "cispo has no second clip; remove delta"),
+            RefusedValue("delta", lambda delta: delta is not None, "cispo has no second clip; remove delta"),
         )
     ),
     "gspo": LossFacts(
         row_ratio=True,
         row_means=True,
         refuses=(
-            Refused(
+            RefusedValue(
                 "importance_sampling_level",
                 lambda level: level == "token",
                 "gspo has one ratio per row; leave the level out",
@@ -128,14 +130,14 @@ class EngineFacts:
     """On a GPU it reads the learner's own weights instead of a copy."""
     is_measured: bool = False
     """A dry run measures this very engine."""
-    refuses: tuple[Refused, ...] = ()
+    refuses: tuple[RefusedValue, ...] = ()
 
 
 ENGINES: Mapping[str, EngineFacts] = {
     "embedded": EngineFacts(makes="surefoot.run.build:embedded_engine", reads_learner=True, is_measured=True),
     "vllm": EngineFacts(
         makes="surefoot.run.build:vllm_engine",
-        refuses=(Refused("temperature", lambda value: value > 2, "vLLM takes at most 2"),),
+        refuses=(RefusedValue("temperature", lambda value: value > 2, "vLLM takes at most 2"),),
     ),
     "openai": EngineFacts(makes="surefoot.run.build:server_engine", has_url=True, elsewhere=True),
 }

@@ -91,7 +91,7 @@ class Rows:
         return StepTotals(int(self.mask.any(1).sum()), int(self.mask.sum()), 16)
 
 
-class Share(NamedTuple):
+class LossShare(NamedTuple):
     """What some rows add to a step."""
 
     loss: Tensor
@@ -113,7 +113,7 @@ def loss_breach(settings: LossSettings) -> Breach | None:
         return breach
 
 
-def _share(settings: LossSettings, rows: Rows, totals: StepTotals) -> Share:
+def _share(settings: LossSettings, rows: Rows, totals: StepTotals) -> LossShare:
     logp = rows.logp.clone().requires_grad_()
     terms: LossTerms = policy_loss(
         logp, rows.old, rows.advantages, rows.mask, settings=settings, totals=totals,
@@ -121,9 +121,9 @@ def _share(settings: LossSettings, rows: Rows, totals: StepTotals) -> Share:
         sampler_logp=None if settings.correction is None else rows.sampler,
     )  # fmt: skip
     if not terms.loss.requires_grad:
-        return Share(terms.loss.detach(), torch.zeros_like(logp), terms.sums)
+        return LossShare(terms.loss.detach(), torch.zeros_like(logp), terms.sums)
     torch.autograd.backward(terms.loss)
-    return Share(terms.loss.detach(), torch.zeros_like(logp) if logp.grad is None else logp.grad, terms.sums)
+    return LossShare(terms.loss.detach(), torch.zeros_like(logp) if logp.grad is None else logp.grad, terms.sums)
 
 
 def _finite(settings: LossSettings, rows: Rows) -> Breach | None:
@@ -212,7 +212,7 @@ def _cut(settings: LossSettings, rows: Rows) -> Breach | None:
     whole = _share(settings, rows, rows.totals)
     for pieces in CUTS:
         shares = [_share(settings, rows.take(piece, rows.logp.shape[1]), rows.totals) for piece in pieces]
-        found = Share(
+        found = LossShare(
             torch.stack([share.loss for share in shares]).sum(), torch.cat([share.gradient for share in shares]),
             {name: torch.stack([share.sums[name] for share in shares]).sum() for name in whole.sums},
         )  # fmt: skip
@@ -246,7 +246,7 @@ def _padding(settings: LossSettings, rows: Rows) -> Breach | None:
     return None
 
 
-def _compared(one: Share, other: Share) -> Iterator[tuple[str, Tensor, Tensor]]:
+def _compared(one: LossShare, other: LossShare) -> Iterator[tuple[str, Tensor, Tensor]]:
     yield "the loss", one.loss, other.loss
     yield "the gradient", one.gradient, other.gradient
     yield from ((f"the sum {name.rpartition('/')[2]}", one.sums[name], other.sums[name]) for name in one.sums)
