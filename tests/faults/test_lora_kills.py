@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from kill_runs import Bench, Case, differences, facts
+from kill_runs import Bench, Case
 
 ADAPTED = Case(
     "LoRA, two passes, saved between them",
@@ -41,6 +41,5 @@ def test_planted_resume_from_an_adapter_of_the_start_is_seen(bench: Bench) -> No
     save_file({name: value * 0 if "lora_B" in name else value for name, value in kept.items()}, path)
     resealed(checkpoint)
     ended = bench.resume(folder)
-    assert ended.code == 0, ended.said
-    found = differences(bench.whole(ADAPTED).facts, facts(folder / "run"))
-    assert any("adapter_model" in line for line in found), found
+    assert ended.code == 78, ended.said
+    assert "sampler and learner disagree" in ended.said, "the journaled batch was sampled by another adapter"
