@@ -323,7 +323,7 @@ REFUSED: list[tuple[dict[str, Any], type[SurefootError], str, str]] = [
      "surefoot.train(..., learning_rate=2e-05, max_steps=50)"),
     ({"args": {"max_steps": 3}}, ConfigError, "args is a mapping", "**args"),
     ({"callbacks": [Page()]}, ConfigError, "callbacks is not taken", "view="),
-    ({"peft_config": Page()}, ConfigError, "peft_config is not taken", "leave it out"),
+    ({"peft_config": Page()}, ConfigError, "peft_config is a", "give a LoraConfig of PEFT"),
     ({"quantization_config": Page()}, ConfigError, "quantization_config is not taken", "bfloat16"),
     ({"optimizers": (Page(), None)}, ConfigError, "optimizers is not taken", "learning_rate"),
     ({"reward_processing_classes": Page()}, ConfigError, "reward_processing_classes is not taken", "inside the function"),

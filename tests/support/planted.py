@@ -22,6 +22,9 @@ and the exit code is the command's own. The bugs:
     pool_holds_heldout          a held-out task is among the tasks that the run may train on
     plan_deals_heldout          the first task that the plan deals out is a held-out one
     pure_bfloat16               with dtype = "bfloat16" the optimiser steps the rounded weights themselves
+    adapter_stays_home          an adapter is trained, and engines get the base without it
+    adapter_steps_the_base      the optimiser of an adapter has the base as well
+    no_peft                     no bug: a host without the package peft
     rounded_start               the masters begin as the rounded weights instead of the model file's own
     learn_twice                 every step is applied to the weights twice
     own_rate                    something else than the schedule sets the optimiser's rate
@@ -341,7 +344,8 @@ def forget_the_probe() -> None:
 
 EARLY = frozenset(
     {"border_without_sets", "evaluate_what_is_there", "forget_the_probe", "no_weights", "any_template_will_do",
-     "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git", "no_sandbox", "forget_own_digests"}
+     "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git", "no_sandbox", "forget_own_digests",
+     "no_peft"}
 )  # fmt: skip
 
 
@@ -351,6 +355,8 @@ def no_weights() -> None:
     from surefoot.learner import model
 
     class Nobody:
+        from_config = model.AutoModelForCausalLM.from_config  # names and shapes alone
+
         @staticmethod
         def from_pretrained(*_: Any, **__: Any) -> Any:
             raise ModelError("weights were asked for", "planted", "planted")
@@ -491,12 +497,42 @@ def forget_own_digests() -> None:
     inputs.own_digests = lambda config: {}  # type: ignore[attr-defined]
 
 
+def adapter_stays_home() -> None:
+    """Published are the weights that the adapter is beside, under each new version."""
+    from surefoot.learner.lora import Adapter
+
+    Adapter.published = lambda self, version: {name: self._live[name] for name in self._order}  # type: ignore[method-assign]
+
+
+def adapter_steps_the_base() -> None:
+    """Everything has a gradient, and the optimiser everything."""
+    from surefoot.learner.lora import Adapter
+
+    real = Adapter.__init__
+
+    def init(self: Adapter, net: Any, *rest: Any, **more: Any) -> None:
+        real(self, net, *rest, **more)
+        for parameter in net.parameters():
+            parameter.requires_grad_(True)
+        self.trained = dict(net.named_parameters())
+
+    Adapter.__init__ = init  # type: ignore[method-assign]
+
+
+def no_peft() -> None:
+    """Nobody finds it."""
+    import importlib.util
+
+    real = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, *rest: None if name == "peft" else real(name, *rest)
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
         mask_shift_left, mask_shift_right, flip_advantages_after_checks, shuffle_rewards, skip_publish, torn_copy,
         forget_the_guard, strange_sampler, longer_prompts, short_batches, pool_holds_heldout, plan_deals_heldout,
-        pure_bfloat16, rounded_start, learn_twice, own_rate,
+        adapter_stays_home, adapter_steps_the_base, no_peft, pure_bfloat16, rounded_start, learn_twice, own_rate,
         forget_answers_of_a_set, border_without_sets,
         never_steps, no_finite_gradient, forget_changed_entries, forget_equal_rewards, evaluate_what_is_there, forget_the_probe,
         speak_in_circles, forget_loops, forget_datasets,
