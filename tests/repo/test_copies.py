@@ -11,7 +11,7 @@ import pytest
 from copies import SHORTEST, Copy, copies, tree
 from repo_tree import ROOT
 
-FOLDERS = ("src", "scripts", "benchmarks", "tests", "examples")
+FOLDERS = ("src", "harness", "scripts", "benchmarks", "tests", "examples")
 ALLOWED: dict[tuple[str, str, str], str] = {}
 """Both files and the first line they share, with the reason why each keeps its own. A reason that nothing needs is red."""
 
@@ -58,7 +58,7 @@ def test_every_exception_is_needed_and_says_why(found: list[Copy]) -> None:
 def test_the_whole_tree_is_looked_at(texts: dict[str, str]) -> None:
     for path in (
         "src/surefoot/loop.py",
-        "src/surefoot/harness/plugin.py",
+        "harness/src/surefoot_harness/plugin.py",
         "scripts/run_unit.sh",
         "benchmarks/report.py",
     ):

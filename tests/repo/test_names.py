@@ -6,7 +6,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Sequence
 
-from repo_tree import ROOT, Source, parse, sources
+from repo_tree import PACKAGES, Source, parse, sources
 
 SAME_NAME = {
     "Engine": "the recorder of foreign test runs imports nothing of surefoot, and its engines are not those that answer",
@@ -25,7 +25,7 @@ def twice(found: Sequence[Source]) -> dict[str, list[str]]:
 
 
 def test_a_class_name_is_used_once() -> None:
-    found = sources(ROOT / "src")
+    found = sources(*PACKAGES)
     assert len(found) > 250, "the package was not found"
     repeated = twice(found)
     assert {name: where for name, where in repeated.items() if name not in SAME_NAME} == {}

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from inspect import getattr_static
 
 from surefoot.config.own_code import OwnCode, load_own
+from surefoot.engines.serving import AskedElsewhere
 from surefoot.errors import EngineError
 from surefoot.maths.checksums import checksums
 from surefoot.protocols import Completion, Engine, EngineInputs, InFlightPolicy, Request, ServingEngine, Weights
@@ -71,7 +72,7 @@ def spec(inputs: EngineInputs) -> OwnEngineSpec:
     return OwnEngineSpec(inputs)
 
 
-class OneAtATime:
+class OneAtATime(AskedElsewhere):
     """`protocols.ServingEngine` on an engine that answers one list of requests after the other.
 
     Args:
@@ -94,15 +95,6 @@ class OneAtATime:
     def version(self) -> int:
         """Version of the weights in force, as the engine itself says."""
         return self.engine.version
-
-    @property
-    def in_flight(self) -> int:
-        """Completions that were asked for and are not finished."""
-        return self._asked
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Answer every request, in order."""
-        return self.submit(requests).result()
 
     def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
         """Ask from any thread; one list is answered after the other."""

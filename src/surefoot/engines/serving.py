@@ -16,6 +16,7 @@ Read next: `embedded.py`, which this drives with `enter`, `advance` and `leave`.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -42,6 +43,25 @@ class ServedVersion:
         if self._version is None:
             raise EngineError("the engine has no weights yet", "it never loads a model", "call load_weights first")
         return self._version
+
+
+class AskedElsewhere(ABC):
+    """An engine whose answers are made elsewhere: it counts what it asked for."""
+
+    _asked = 0
+
+    @abstractmethod
+    def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        """Ask from any thread."""
+
+    @property
+    def in_flight(self) -> int:
+        """Completions that were asked for and are not finished."""
+        return self._asked
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answer every request, in order."""
+        return self.submit(requests).result()
 
 
 class SteppingEngine(Protocol):
