@@ -126,7 +126,7 @@ def engine_spec(
         assert config.engine.url is not None, "the config gives the two together"
         return ServerEngineSpec(config.engine.url, engine_rows(config), answer_only=answer_only)
     return EmbeddedEngineSpec(
-        policy.spec, engine_rows(config), width, parameter.device.type, config.dtype,
+        policy.spec, engine_rows(config), width, parameter.device.type, config.dtype, cuda_kernels=config.cuda_kernels,
         copy_weights=beside_learner and config.max_staleness > 0,
     )  # fmt: skip
 
