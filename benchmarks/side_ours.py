@@ -12,7 +12,7 @@ from sides import Gate
 
 from surefoot.config import Config
 from surefoot.rewards.pool import RewardPool
-from surefoot.run.inputs import read_inputs
+from surefoot.run.inputs import FromPython, read_inputs
 
 if TYPE_CHECKING:
     from surefoot.records import Group, Task
@@ -53,8 +53,8 @@ class Turns:
                 "sampled_tokens": sum(r.sampled_tokens for r in rollouts),
             },
             "prompt_tokens": sum(map(len, prompts)),
-            "parameters": self.parameters,
-        }
+            "parameters": self.parameters, "peak_gib": peak_gib(),
+        }  # fmt: skip
 
     def note_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """What was trained on; comes after the groups."""
@@ -63,14 +63,22 @@ class Turns:
         self.facts["work"]["groups_without_signal"] = metrics["frac_reward_zero_std"]
         before, self.row = self.row, first_row(self.parts.policy.model)
         self.facts["work"]["weights_moved"] = before != self.row
-        for name in ("grad_norm", "timing/learn", "timing/publish"):
+        for name in ("grad_norm", "timing/collect", "timing/learn", "timing/publish"):
             self.facts[name] = metrics.get(name)
 
 
-def make_config(cell: Cell, model: str, threads: int) -> Config:
+def peak_gib() -> float:
+    """Of this process on a GPU, since it began."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+
+
+def make_config(cell: Cell, model: str, threads: int, device: str, **more: Any) -> Config:
     """Every number that also stands in `side_trl.py`."""
     return Config(
-        model=model, tasks="python", max_steps=10_000, threads=threads, device="cpu", dtype="float32",
+        model=model, tasks="python", max_steps=10_000, threads=threads, device=device,
+        dtype="bfloat16" if device == "cuda" else "float32", **more,
         tasks_per_step=cell.tasks, num_generations=GENERATIONS, max_completion_length=cell.tokens, temperature=1.0,
         learning_rate=LEARNING_RATE, loss_type="dapo", beta=0.0, heldout_fraction=0.0, eval_on_start=False,
         eval_metric="none", preflight_tasks=0,
@@ -81,9 +89,11 @@ def main() -> None:
     """Wire the product and run its loop until the parent has seen enough."""
     args = side_arguments()
     gate = Gate()
-    config = make_config(args.cell, args.model, args.threads)
+    config = make_config(
+        args.cell, args.model, args.threads, args.device, **({"cuda_kernels": False} if args.plain else {})
+    )
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in json.loads(args.tasks.read_text())]
-    inputs = read_inputs(config, Path.cwd(), rows=rows, functions=[reward])
+    inputs = read_inputs(config, Path.cwd(), FromPython(rows, [reward]))
     with RewardPool(inputs.functions, workers=config.reward_workers, timeout_s=60.0) as pool:
         from surefoot.loop import Hooks, Run, train
         from surefoot.run.build import build

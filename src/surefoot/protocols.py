@@ -120,6 +120,8 @@ class EngineInputs:
     """Weights that were handed over change while they are served: they have to be copied."""
     answer_only: bool = False
     """Nothing will be trained: no weights need to be taken."""
+    cuda_kernels: bool = True
+    """Captured graphs and fused kernels where they are exact and there is a CUDA device."""
     kind: str = ""
     """engine.kind: for an engine of the user's own, where it is."""
 

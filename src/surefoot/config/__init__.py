@@ -345,6 +345,9 @@ class Config(Table):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where the policy lives; `auto` takes cuda, else mps, else cpu. An absent device is an error."""
 
+    cuda_kernels: bool = True
+    """On a CUDA device the embedded engine decodes in captured graphs and the learner computes with fused kernels, where they know the model; false takes the plain code there too. Without a GPU it means nothing."""
+
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the policy computes in, and what engines get. In bfloat16 the optimiser steps float32 masters of the weights (docs/engines.md, Precision); gradients and moments are float32 either way."""
 

@@ -35,12 +35,12 @@ from surefoot.system import heartbeat
 
 
 @dataclass(slots=True)
-class _BatchRow:
+class BatchRow:
     """One rollout being generated."""
 
     request: Request
     ticket: int
-    uniforms: list[float]
+    uniforms: Sequence[float]
     version: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -64,6 +64,9 @@ class EmbeddedEngine(ServedVersion):
         device: where the weights it will be handed live.
     """
 
+    row_multiple = 0
+    """Row counts are multiples of this; 0 asks the layout of the weights."""
+
     def __init__(
         self, spec: DecoderSpec, *, rows: int, max_width: int, device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> None:
@@ -73,16 +76,21 @@ class EmbeddedEngine(ServedVersion):
                 "positions beyond the context were never trained",
                 "lower max_completion_length or max_prompt_length",
             )
-        step = row_step(torch.device(device), dtype)
+        step = self.row_multiple or row_step(torch.device(device), dtype)
         self.rows = -(-rows // step) * step
         self.max_width = max_width
-        self.decoder = Decoder(spec, rows=self.rows, max_width=max_width, device=device, dtype=dtype)
-        self._slots: list[_BatchRow | None]
+        self.decoder = self._make_decoder(spec, rows=self.rows, max_width=max_width, device=device, dtype=dtype)
+        self._slots: list[BatchRow | None]
         self._waiting: deque[tuple[int, Request]]
         self._prefilled_with: object
         self._tickets = itertools.count()
         self._clear_slots()
         self._last_prefill: tuple[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] | None = None
+
+    def _make_decoder(
+        self, spec: DecoderSpec, *, rows: int, max_width: int, device: str, dtype: torch.dtype
+    ) -> Decoder:
+        return Decoder(spec, rows=rows, max_width=max_width, device=device, dtype=dtype)
 
     @property
     def pack_seconds(self) -> float:
@@ -165,7 +173,7 @@ class EmbeddedEngine(ServedVersion):
                 "share one engine through engines.serving.EngineLoop",
             )
 
-    def _occupied(self) -> Iterator[tuple[int, _BatchRow]]:
+    def _occupied(self) -> Iterator[tuple[int, BatchRow]]:
         yield from ((row, slot) for row, slot in enumerate(list(self._slots)) if slot is not None)
 
     def _prefill_again(self) -> None:
@@ -196,14 +204,14 @@ class EmbeddedEngine(ServedVersion):
         """Seat the next request and those right behind it that share its prompt and temperature."""
         first = waiting[0][1]
         kv, logits = self._prefilled(first.prompt_ids)
-        siblings: list[_BatchRow] = []
+        siblings: list[BatchRow] = []
         while waiting and len(siblings) < len(self._free):
             request = waiting[0][1]
             if (request.prompt_ids, request.temperature) != (first.prompt_ids, first.temperature):
                 break
             ticket, _ = waiting.popleft()
             stream = random_stream(request.seed, request.max_new_tokens)
-            siblings.append(_BatchRow(request, ticket, stream, self.version))
+            siblings.append(BatchRow(request, ticket, stream, self.version))
         # Siblings share the prompt's last logits; each draws its first token with its own stream.
         drawn = draw_siblings(logits, first.temperature, self._dice(siblings)[1]).pairs()
         filled = []
@@ -240,7 +248,7 @@ class EmbeddedEngine(ServedVersion):
                 self._free.append(row)
         heartbeat.tick("generating")
 
-    def _dice(self, slots: Sequence[_BatchRow | None]) -> tuple[Tensor, Tensor]:
+    def _dice(self, slots: Sequence[BatchRow | None]) -> tuple[Tensor, Tensor]:
         """Temperatures (R,) and this position's uniform numbers (R,)."""
         temperatures = [1.0 if s is None else s.request.temperature for s in slots]
         uniforms = [0.0 if s is None else s.uniforms[len(s.tokens)] for s in slots]
@@ -248,7 +256,7 @@ class EmbeddedEngine(ServedVersion):
         dtype = torch.float32 if device.type == "mps" else torch.float64
         return torch.tensor(temperatures, device=device), torch.tensor(uniforms, dtype=dtype, device=device)
 
-    def _accept(self, slot: _BatchRow, drawn: tuple[int, float], done: dict[int, Completion]) -> bool:
+    def _accept(self, slot: BatchRow, drawn: tuple[int, float], done: dict[int, Completion]) -> bool:
         """Give one drawn token to a row; True when that finished it."""
         if not math.isfinite(drawn[1]):
             raise NumericsError(

@@ -58,7 +58,7 @@ CAPTURED = frozenset(
     "net adapter masters optimiser reference parameter_updates channels checked_tokens changed_entries splits _version "
     "_old _kl_seen _pushes".split()
 )
-DERIVED = frozenset({"settings", "tokenizer", "_torn", "_packed"})
+DERIVED = frozenset({"settings", "tokenizer", "_torn", "_packed", "fused", "_fused_proven", "_tokens"})
 """Fields of a learner that its config makes anew; a field in neither set would be lost at a resume."""
 
 Named = dict[str, Tensor]

@@ -78,6 +78,8 @@ def _step(config: Config, piece: int) -> str:
         return line + f", {_pieces(-(-rollouts // piece))} of {piece} rollouts"
     groups = max(1, MICROBATCH_TOKENS // (config.num_generations * _longest(config)))
     most = -(-config.tasks_per_step // groups)
+    if config.device == "cuda" and config.cuda_kernels:
+        return line + ", in pieces of whole groups, as large as the GPU's memory allows"
     return line + f", {_pieces(most)} (whole groups, about {MICROBATCH_TOKENS} tokens each at most)"
 
 

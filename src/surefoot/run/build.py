@@ -126,6 +126,7 @@ def engine_spec(
         max_width=width, device=parameter.device.type, dtype=config.dtype, seed=config.seed, threads=config.threads,
         url=config.engine.url, gpu_memory_utilization=config.engine.gpu_memory_utilization,
         shares_weights=beside_learner and config.max_staleness > 0, answer_only=answer_only, kind=config.engine.kind,
+        cuda_kernels=config.cuda_kernels,
     )  # fmt: skip
     module, _, name = engine_facts(config.engine.kind).makes.partition(":")
     make: Callable[[EngineInputs], EngineSpec] = getattr(importlib.import_module(module), name)
@@ -135,7 +136,13 @@ def engine_spec(
 def embedded_engine(inputs: EngineInputs) -> EngineSpec:
     """Ours, in the process that builds it."""
     return EmbeddedEngineSpec(
-        inputs.decoder, inputs.rows, inputs.max_width, inputs.device, inputs.dtype, copy_weights=inputs.shares_weights
+        inputs.decoder,
+        inputs.rows,
+        inputs.max_width,
+        inputs.device,
+        inputs.dtype,
+        cuda_kernels=inputs.cuda_kernels,
+        copy_weights=inputs.shares_weights,
     )
 
 

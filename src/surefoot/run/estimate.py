@@ -22,7 +22,7 @@ import torch
 
 from surefoot.config import Config
 from surefoot.config.schedule import Answered, cadence_of
-from surefoot.engines.embedded import EmbeddedEngine
+from surefoot.engines.graphs import embedded_engine
 from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.lora import Adapter
 from surefoot.learner.model import made_up_net
@@ -156,7 +156,10 @@ def _narrowed(shape: ModelShape, narrow: int) -> dict[str, int]:
 def _engine_times(config: Config, net: object, spec: object, asked: int, device: str) -> tuple[float, float, float]:
     rows = engine_rows(config)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-    engine = EmbeddedEngine(spec, rows=rows, max_width=asked + STEPS + 1, device=device, dtype=dtype)  # type: ignore[arg-type]
+    engine = embedded_engine(
+        spec,  # type: ignore[arg-type]
+        rows=rows, max_width=asked + STEPS + 1, device=device, dtype=dtype, graphs=config.cuda_kernels,
+    )  # fmt: skip
     engine.load_weights(dict(net.named_parameters()), 0)  # type: ignore[attr-defined]
     prompts = iter(range(10_000))
 

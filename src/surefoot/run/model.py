@@ -184,7 +184,7 @@ def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
         mask_truncated=config.mask_truncated_completions,
         reference_sync_steps=None if every == "never" else every,
         parity_tolerance=parity_tolerance(config),
-        max_staleness=config.max_staleness,
+        max_staleness=config.max_staleness, cuda_kernels=config.cuda_kernels,
     )  # fmt: skip
 
 

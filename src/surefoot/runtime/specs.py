@@ -109,6 +109,8 @@ class EmbeddedEngineSpec:
     max_width: int
     device: str
     dtype: str
+    cuda_kernels: bool = True
+    """On a GPU, decode in captured graphs."""
     copy_weights: bool = False
     """Serve a copy: needed where the owner of the weights goes on changing them while they are served."""
 
@@ -126,13 +128,14 @@ class EmbeddedEngineSpec:
         """In the process where it will run."""
         import torch
 
-        from surefoot.engines.embedded import EmbeddedEngine
+        from surefoot.engines.graphs import embedded_engine
         from surefoot.engines.serving import EngineLoop
 
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.dtype]
-        engine = EmbeddedEngine(
-            self.spec, rows=self.rows, max_width=self.max_width, device=_resolved(self.device), dtype=dtype
-        )
+        engine = embedded_engine(
+            self.spec, rows=self.rows, max_width=self.max_width, device=_resolved(self.device), dtype=dtype,
+            graphs=self.cuda_kernels,
+        )  # fmt: skip
         return EngineLoop(engine, copy_weights=self.copy_weights)
 
 
