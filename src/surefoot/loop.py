@@ -11,7 +11,7 @@ every planned step is accounted for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from surefoot.evaluation import evaluate, guard_fired, stop_if_guard_fired
 from surefoot.learner.nonfinite import nonfinite_error
@@ -23,12 +23,19 @@ from surefoot.storage.failpoints import failpoint
 from surefoot.system.signals import StopRequested
 from surefoot.tracking.summary import batch_metrics
 
-__all__ = ["Hooks", "Metrics", "Run", "StopRequested", "train"]
+__all__ = ["Hooks", "Metrics", "Run", "StopRequested", "steps", "train"]
 
 
 def train(run: Run) -> None:
-    """Run every planned step; returns when `run.step == config.max_steps`, or early when a soft guard fired.
+    """Run every planned step; returns when `run.step == config.max_steps`, or early when a soft guard fired."""
+    for _ in steps(run):
+        pass
 
+
+def steps(run: Run) -> Iterator[int]:
+    """One planned step at a time: the number of the step before the first, then that of each step that is over.
+
+    The last evaluation comes after the last of them.
     A resumed run comes here with the step it goes on from; a batch that the journal holds is learned from once more.
     """
     passes = run.config.num_iterations
@@ -36,6 +43,7 @@ def train(run: Run) -> None:
     publish(run)
     if run.evaluation_due:  # before the first step, or where it was interrupted before the resume
         evaluate(run)
+    yield run.step
     while run.step < run.config.max_steps and not guard_fired(run):
         run.clock.start_step()
         done = run.step % passes  # passes over this batch before a resume
@@ -55,6 +63,7 @@ def train(run: Run) -> None:
             if run.evaluation_due:
                 evaluate(run)
             finish_step(run)
+            yield run.step
     if run.last_eval_step != run.step:
         if not run.sync_due:
             publish(run)

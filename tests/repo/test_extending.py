@@ -28,6 +28,7 @@ ENGINE = '''"""An engine of one more name: ours, made in another place."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from surefoot.protocols import EngineInputs, ServingEngine
 
@@ -37,6 +38,7 @@ class TwinSpec:
     """What it takes to build it."""
 
     inputs: EngineInputs
+    shares_tensors: ClassVar[bool] = True
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from inspect import getattr_static
+from typing import ClassVar
 
 from surefoot.config.own_code import OwnCode, load_own
 from surefoot.engines.serving import AskedElsewhere
@@ -37,6 +38,8 @@ class OwnEngineSpec:
     """What it takes to build it, in any process that sees the file."""
 
     inputs: EngineInputs
+    shares_tensors: ClassVar[bool] = False
+    """Nobody knows what it keeps: what it was handed is summed, and the probes ask what it serves."""
 
     @property
     def variables(self) -> tuple[str, ...]:

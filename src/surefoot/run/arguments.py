@@ -139,8 +139,8 @@ SAVE_BOTH = "model.save_pretrained(folder); tokenizer.save_pretrained(folder); t
 _SHOWN = 12
 _NOT_TAKEN = {
     "callbacks": (
-        "nothing is called back from the loop: what happens in it is what is checked",
-        "give view=, an object that is told of every step, or report_to=[...]; a guard ([guard]) ends a run early",
+        "a callback of TRL may change the trainer under way; ours are told, and change nothing",
+        "surefoot.prepare(..., callbacks=[...]) takes surefoot.Callback; a guard ([guard]) ends a run early",
     ),
     "quantization_config": ("weights are trained in full precision", 'leave it out; dtype="bfloat16" saves memory'),
     "optimizers": (

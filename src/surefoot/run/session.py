@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.config import Config
 from surefoot.config.load import LoadedConfig
@@ -128,8 +128,34 @@ _STREAMED = 512
 """Tasks of a streamed file among which data sets are looked for."""
 
 
+class BetweenSteps(NamedTuple):
+    """A run that is whole: before its first step, or after one."""
+
+    run: Run
+    folder: RunFolder
+
+
+Steps = Generator[BetweenSteps, None, Outcome]
+"""A run that is under way: handed out before its first step and after each one; and what it came to."""
+
+
 def train(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> Outcome:
     """Train as the config says; returns the verdict, raises a typed error when the run could not go on."""
+    return drained(train_steps(loaded, view=view, given=given))
+
+
+def drained(run: Steps) -> Outcome:
+    """Every step that is left, and what it came to."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+
+def train_steps(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> Steps:
+    """`train`, one step at a time; closed early, it leaves a run that can be resumed."""
     config = loaded.config
     with StopSignals(limit_s=config.stop_timeout_s) as stop:
         with stop.part("start"):
@@ -154,18 +180,25 @@ def train(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> O
             folder.discard()
             raise
         try:
-            return _live(loaded, inputs, keeper, stop, view, resumed=False)
+            return (yield from _live(loaded, inputs, keeper, stop, view, resumed=False))
         except LearnerLostError as error:
             lost = _unless_asked(error, stop)
     if not folder.config.exists():  # lost before step 1: the start took its folder back
         raise lost if isinstance(lost, LearnerStartError) else _never_began(lost)
-    return _revive(folder.root, lost, config.runtime.max_restarts, view=view, given=given)
+    return (yield from _revive(folder.root, lost, config.runtime.max_restarts, view=view, given=given))
 
 
 def resume(
     run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None, allow_code: bool = False
 ) -> Outcome:
-    """Go on with an interrupted run, to the same end as if it had never been interrupted.
+    """Go on with an interrupted run, to the same end as if it had never been interrupted; see `resume_steps`."""
+    return drained(resume_steps(run_dir, view=view, given=given, max_steps=max_steps, allow_code=allow_code))
+
+
+def resume_steps(
+    run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None, allow_code: bool = False
+) -> Steps:
+    """`resume`, one step at a time.
 
     A run that is over is shown once more, and nothing in its folder changes.
 
@@ -182,17 +215,18 @@ def resume(
         return show_again(folder, config, over, view)
     refuse_older_format(folder.root)
     try:
-        return _resume(run_dir, view, given, max_steps, allow_code=allow_code)
+        return (yield from _resume(run_dir, view, given, max_steps, allow_code=allow_code))
     except LearnerLostError as error:
         lost = error
     times = read_run_config(RunFolder.open(run_dir)).config.runtime.max_restarts
-    return _revive(run_dir, lost, times, view=view, given=given, max_steps=max_steps, allow_code=allow_code)
+    again = _revive(run_dir, lost, times, view=view, given=given, max_steps=max_steps, allow_code=allow_code)
+    return (yield from again)
 
 
 def _revive(
     run_dir: Path, lost: LearnerLostError, times: int, *, view: View, given: FromPython, max_steps: int | None = None,
     allow_code: bool = False,
-) -> Outcome:  # fmt: skip
+) -> Steps:  # fmt: skip
     """The learner's process died, not this one: what a person would type next, up to `times` times."""
     for left in range(times, 0, -1):
         view.warn(
@@ -200,7 +234,7 @@ def _revive(
             f"see {run_dir / 'logs'} for its last words",
         )
         try:
-            return _resume(run_dir, view, given, max_steps, allow_code=allow_code)
+            return (yield from _resume(run_dir, view, given, max_steps, allow_code=allow_code))
         except LearnerLostError as again:
             lost = again
     raise lost
@@ -222,7 +256,7 @@ def _unless_asked(lost: LearnerLostError, stop: StopSignals) -> LearnerLostError
 
 def _resume(
     run_dir: Path, view: View, given: FromPython, max_steps: int | None = None, *, allow_code: bool = False
-) -> Outcome:
+) -> Steps:
     folder = RunFolder.open(run_dir)
     with StopSignals() as stop:
         lock = RunLock(folder.root)
@@ -245,7 +279,7 @@ def _resume(
         shown = (recorded_facts(keeper.journal, "inputs") or {}).get("shown_target")
         loaded = replace(loaded, shown_target=None if shown is None else (shown[0], shown[1]))
         try:
-            return _live(loaded, inputs, keeper, stop, view, resumed=True, extension=extension)
+            return (yield from _live(loaded, inputs, keeper, stop, view, resumed=True, extension=extension))
         except LearnerLostError as error:
             raise _unless_asked(error, stop) from None
 
@@ -253,7 +287,7 @@ def _resume(
 def _live(
     loaded: LoadedConfig, inputs: Inputs, keeper: RunStore, stop: StopSignals, view: View, *, resumed: bool,
     extension: Extension | None = None,
-) -> Outcome:  # fmt: skip
+) -> Steps:  # fmt: skip
     """Everything between a folder with a config and a folder with a verdict."""
     config, folder = loaded.config, keeper.folder
     stop.resume = way_on(folder.root, inputs.from_python)
@@ -275,7 +309,7 @@ def _live(
         with Watchdog(config.stall_timeout_s, dump=folder.logs / "stacks.txt", resume=stop.resume):
             run = _start(ctx, resumed=resumed, extension=extension)
             keep_folder = True  # from here on the folder stays, with a verdict, however it ends
-            return _go(ctx, run)
+            return (yield from _go(ctx, run))
     except StopRequested as asked:  # before the first step; it is not refused: what is there can be resumed
         keep_folder = True
         raise StoppedError(
@@ -481,14 +515,19 @@ def closing_task_queue(run: Run) -> Iterator[None]:
         run.queue.close()
 
 
-def _go(ctx: RunContext, run: Run) -> Outcome:
+def _go(ctx: RunContext, run: Run) -> Steps:
     """The loop, and the verdict on however it ended."""
-    from surefoot.loop import train as run_loop
+    from surefoot.loop import steps
 
     root = ctx.keeper.folder.root
     try:
         with closing_task_queue(run):
-            run_loop(run)
+            between = BetweenSteps(run, ctx.keeper.folder)
+            for _ in steps(run):
+                yield between
+    except GeneratorExit:  # whoever goes on step by step has had enough
+        _stopped(ctx, run)
+        raise
     except KeyboardInterrupt as asked:
         raise _stopped(ctx, run) from asked
     except CollapseStopError as stop:

@@ -17,6 +17,9 @@ class Heartbeat(NamedTuple):
     moment: float
 
 
+OUTSIDE = "in the caller's own code, between two steps"
+"""A stage that is no stall, however long it lasts: the run waits for whoever steps it."""
+
 _last = Heartbeat("starting", time.monotonic())
 
 
