@@ -126,16 +126,17 @@ def test_event_files_under_verls_names_are_judged_where_trl_and_torch_are_instal
 STRANGERS = {
     "verifiers": (
         ("verifiers==0.4.0", "pytest", "pytest-asyncio"), "verifiers==0.4.0",
-        ("tests/v1/test_graph.py", "tests/v1/test_scoring.py", "tests/v1/test_trace.py"), "verifiers/v1/graph.py",
-        "message_hash",
+        ("tests/v1/test_graph.py", "tests/v1/test_scoring.py"), "tests/v1/test_graph.py",
+        "test_reasoning_content_participates_in_graph_prefix_matching", "    assert",
     ),
     "trl": (
         ("torch==2.13.0", "transformers<5", "trl==0.23.1", "pytest", "parameterized"), "trl==0.23.1",
-        ("tests/test_rewards.py", "tests/test_core.py"), "trl/rewards/format_rewards.py", "think_format_reward",
+        ("tests/test_rewards.py",), "trl/rewards/format_rewards.py", "think_format_reward", "    return",
     ),
 }  # fmt: skip
-"""What is installed, whose source archive has the tests, which of them need neither network nor model, and a function of
-the project to change. TRL's archives have no tests since 0.24, so it is the last one that has, with the pins of its time."""
+"""What is installed, whose source archive has the tests, which of them need neither network nor model, and a function to
+change. In verifiers that is a test: importing its conftest.py runs much of the package, so a change there concerns all.
+TRL's archives have no tests since 0.24, so it is the last one that has, with the pins of its time."""
 
 
 def registry(*words: str, cwd: Path) -> None:
@@ -148,7 +149,7 @@ def registry(*words: str, cwd: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", STRANGERS)
 def test_the_tests_of_other_projects_run_under_the_plugin(name: str, wheel: Path, tmp_path: Path) -> None:
-    installed, archive, tests, file, function = STRANGERS[name]
+    installed, archive, tests, file, function, line = STRANGERS[name]
     registry("download", "--no-deps", "--no-build-isolation", "--no-binary", ":all:", archive, cwd=tmp_path)
     (found,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(found) as packed:
@@ -164,13 +165,13 @@ def test_the_tests_of_other_projects_run_under_the_plugin(name: str, wheel: Path
     assert "(first run), 0 left out" in first
     assert tracked(project)["test_tracked::test_size"]["size"] == 3
     count = int(first.split()[1])
-    assert count > 10
+    assert count >= 7
     assert affected(environment, project, *chosen) == f"affected: 0 of {count} tests affected, {count} left out"
     source = project / file
     text = source.read_text()
     assert text.count(f"def {function}(") == 1
     head, mark, tail = text.partition(f"def {function}(")
-    changed = tail.replace("    return", "    str()\n    return", 1)
+    changed = tail.replace(line, f"    str()\n{line}", 1)
     source.write_text(head + mark + changed)
     after = affected(environment, project, *chosen)
     assert 0 < int(after.split()[1]) < count, after

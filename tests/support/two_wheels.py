@@ -117,7 +117,7 @@ class Environment:
         }
         command = [self.python, *words]
         return subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=cwd or self.folder, env=clean | env, timeout=300
+            command, capture_output=True, text=True, check=False, cwd=cwd or self.folder, env=clean | env, timeout=900
         )
 
     def call(self, name: str, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
