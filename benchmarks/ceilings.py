@@ -23,21 +23,24 @@ class Ceilings:
     read_bytes_s: float
     flops_s: float
     load: Load
+    weight_bytes: int = 4
+    """Of one number, where the model computes."""
 
     def __str__(self) -> str:
         busy = f", others used {self.load.share:.0%}: too low" if self.load.dirty else ""
-        return f"memory read {self.read_bytes_s / 1e9:.1f} GB/s, fp32 GEMM {self.flops_s / 1e9:.0f} GFLOP/s{busy}"
+        kind = {4: "fp32", 2: "bf16"}[self.weight_bytes]
+        return f"memory {self.read_bytes_s / 1e9:.1f} GB/s, {kind} GEMM {self.flops_s / 1e9:.0f} GFLOP/s{busy}"
 
     def decode_step(self, parameters: int, rows: int) -> float:
-        """Seconds one token for each of `rows` must take in float32."""
-        return max(4 * parameters / self.read_bytes_s, 2 * parameters * rows / self.flops_s)
+        """Seconds one token for each of `rows` must take; keys and values are not counted."""
+        return max(self.weight_bytes * parameters / self.read_bytes_s, 2 * parameters * rows / self.flops_s)
 
     def forward(self, parameters: int, tokens: int) -> float:
         """Seconds of a forward pass over many tokens."""
         return 2 * parameters * tokens / self.flops_s
 
     def train_step(self, parameters: int, tokens: int) -> float:
-        """Seconds of forward, backward and AdamW: it reads p, g, m, v and writes p, m, v."""
+        """Seconds of forward, backward and AdamW in float32: it reads p, g, m, v and writes p, m, v."""
         return 3 * self.forward(parameters, tokens) + 7 * 4 * parameters / self.read_bytes_s
 
 
@@ -52,6 +55,22 @@ def measure_ceilings(threads: int) -> Ceilings:
     mark = probe.mark()
     read, gemm = _best(data.sum), _best(lambda: a @ b)
     return Ceilings(READ_BYTES / read, 2 * GEMM_SIZE**3 / gemm, probe.since(mark))
+
+
+def measure_gpu_ceilings() -> Ceilings:
+    """Copy 4 GiB (bytes read and written) and multiply 8192 x 8192 bf16 matrices of random numbers."""
+    import torch
+
+    data, a = torch.empty(2 << 30, dtype=torch.uint8, device="cuda"), torch.randn(8192, 8192, device="cuda").bfloat16()
+    target, b = torch.empty_like(data), torch.randn(8192, 8192, device="cuda").bfloat16()
+    probe = LoadProbe()
+    mark = probe.mark()
+
+    def finished(work: Callable[[], object]) -> Callable[[], object]:
+        return lambda: (work(), torch.cuda.synchronize())
+
+    copied, gemm = _best(finished(lambda: target.copy_(data))), _best(finished(lambda: a @ b))
+    return Ceilings(2 * data.numel() / copied, 2 * 8192**3 / gemm, probe.since(mark), weight_bytes=2)
 
 
 def _best(function: Callable[[], object], tries: int = 8) -> float:

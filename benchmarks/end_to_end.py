@@ -1,6 +1,7 @@
 """Seconds per training step, end to end: surefoot against TRL's GRPOTrainer on this CPU.
 
     python benchmarks/end_to_end.py [--cells 1x32,4x64] [--pairs N] [--cache FOLDER]
+    python benchmarks/end_to_end.py --gpu [--against TREE/src] [--cells 16x128:135m,8x256:0.5b]
 
 SmolLM2-135M in float32 on both sides, the same tasks in the same order, 8 generations per task, exactly 32 or 64 new
 tokens (nobody may stop early), the same reward function, AdamW with the same numbers, loss dapo, beta 0, temperature 1,
@@ -10,6 +11,9 @@ no gradient checkpointing, the same threads. Each side is a process of its own a
 A step is everything from one step's start to the next one's: sampling, rewards, loss, backward, optimiser, handing the
 new weights to the sampler, bookkeeping. The first steps are warm-up and stand in a column of their own.
 
+With `--gpu`: CUDA, bfloat16, made-up weights of a model's shape. The peer is then surefoot too: the same tree with
+`cuda_kernels = false`, or the tree whose `src` is named.
+
 TRL on a CPU is not TRL's home ground, and its vLLM mode is not used here: read every ratio with "on this CPU".
 """
 
@@ -18,6 +22,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import sys
 import tempfile
 import zlib
@@ -26,9 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ceilings import Ceilings, measure_ceilings
+from ceilings import Ceilings, measure_ceilings, measure_gpu_ceilings
 from method import RESULTS, Journal, Sample, alternate, compare, dirt, medians
-from report import Row, common_arguments, goal_met, publish
+from report import Row, common_arguments, goal_met, measured, publish
 from sides import Side
 
 GOAL = 3.0
@@ -37,6 +42,14 @@ LEARNING_RATE = 1e-6
 WARMUP = 2
 CELLS = {"1x32": 7, "1x64": 7, "4x32": 5, "4x64": 3}
 """tasks x new tokens: clean pairs. The slow cells have fewer; the table says how many."""
+GPU_CELLS = ("16x128:135m", "8x256:0.5b")
+"""tasks x new tokens: the shape."""
+GPU_NOTE = (
+    "made-up weights of SmolLM2-135M's shape and of a Qwen3 shape with 0.6 billion parameters, bf16 over float32 "
+    "masters, prompts of 48 tokens, exactly as many new ones for every row, on one GPU; seconds per step, medians. The "
+    "peer is surefoot too: see the cell. Limit as on a CPU, by a measured copy and a measured bf16 GEMM; keys and "
+    "values are not in it."
+)
 
 NOTE = (
     "SmolLM2-135M fp32, seconds per step on this CPU, medians. TRL 1.16 as its guide tunes it for one device without "
@@ -56,7 +69,7 @@ class Cell:
     @classmethod
     def of(cls, name: str) -> Cell:
         """From "4x64"."""
-        tasks, tokens = name.split("x")
+        tasks, tokens = name.partition(":")[0].split("x")
         return cls(int(tasks), int(tokens))
 
     @property
@@ -133,6 +146,46 @@ def run_cell(name: str, args: argparse.Namespace, paths: tuple[Path, Path], jour
     )  # fmt: skip
 
 
+def run_gpu_cell(name: str, args: argparse.Namespace, folder: Path, journal: Journal, top: Ceilings) -> Row:
+    """Both sides of one cell on a GPU: two trees, or the fast and the plain path of one."""
+    from keeping import write_world
+
+    world = folder / name.partition(":")[2]
+    if not world.is_dir():
+        write_world(world, layers=args.layers or {"135m": 30, "0.5b": 28}[world.name], shape=world.name, tasks=64)
+        lines = (world / "tasks.jsonl").read_text(encoding="utf-8").splitlines()
+        (world / "tasks.json").write_text(json.dumps([json.loads(line)["prompt"] for line in lines]))
+    here, label = Path(__file__).parent, "before" if args.against else "cuda_kernels = false"
+    shape = [str(here / "side_ours.py"), name, "--model", str(world / "model"), "--tasks", str(world / "tasks.json")]
+    shape += ["--threads", str(args.threads), "--device", args.device]
+    path = os.pathsep.join([str(args.against), os.environ.get("PYTHONPATH", "")])
+    with (
+        Side("surefoot", shape, RESULTS / "end_to_end_gpu_ours.log") as ours,
+        Side(
+            label, [*shape, *([] if args.against else ["--plain"])], RESULTS / "end_to_end_gpu_peer.log",
+            {"PYTHONPATH": path} if args.against else None,
+        ) as peer,
+    ):  # fmt: skip
+        first = {side.name: _warm_up(side, name, journal) for side in (ours, peer)}
+        pairs = alternate(
+            lambda: sample_from(ours), lambda: sample_from(peer), pairs=args.pairs or 5,
+            redo=0 if args.allow_dirty else None, record=journal.pair(name),
+        )  # fmt: skip
+    ratio = compare(pairs, allow_dirty=args.allow_dirty)
+    mine, theirs = medians(pairs, allow_dirty=args.allow_dirty)
+    facts, old = pairs[-1].ours.facts, pairs[-1].peer.facts
+    journal.write("ratio", {"cell": name, "ratio": str(ratio), "first_step": first})
+    for side in (facts, old):
+        print(name, {key: value for key, value in side.items() if "timing" in key or "peak" in key}, flush=True)
+    limit = limit_of(Cell.of(name), top, facts)
+    return Row(
+        "end to end, GPU", f"{Cell.of(name).rollouts} x {Cell.of(name).tokens} tokens, {world.name}",
+        f"{mine:.3f} s, {facts['peak_gib']:.1f} GiB (first {first['surefoot']:.1f})",
+        f"{label} {theirs:.3f} s, {old['peak_gib']:.1f} GiB", f"{ratio}{dirt(pairs, allow_dirty=args.allow_dirty)}",
+        limit=f"{limit:.3f} s, {limit / mine:.0%} reached", note=GPU_NOTE,
+    )  # fmt: skip
+
+
 def _warm_up(side: Side, cell: str, journal: Journal) -> float:
     """Steps that are not compared; returns the first one's seconds."""
     samples = [sample_from(side) for _ in range(WARMUP)]
@@ -149,23 +202,50 @@ def limit_of(cell: Cell, top: Ceilings, facts: Mapping[str, Any]) -> float:
     return top.forward(parameters, prompt_tokens) + decode + top.train_step(parameters, prompt_tokens + sampled)
 
 
+def side_arguments() -> argparse.Namespace:
+    """What both sides are started with."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cell", type=Cell.of)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--tasks", type=Path, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--plain", action="store_true", help="ours without the fused path; nothing in TRL")
+    parser.add_argument("--continuous-batching", action="store_true", help="TRL's own; ours has no other way")
+    return parser.parse_args()
+
+
+def gpu(args: argparse.Namespace, folder: Path) -> int:
+    """Every cell on a GPU, then the table."""
+    top = measure_gpu_ceilings() if args.device == "cuda" else measure_ceilings(args.threads)
+    print(f"ceilings: {top}", flush=True)
+    journal = Journal("end_to_end_gpu", {"arguments": vars(args), "warm_up_steps": WARMUP, "ceilings": top})
+    rows = measured(args.cells or ",".join(GPU_CELLS), lambda name: run_gpu_cell(name, args, folder, journal, top))
+    return publish(rows, args.rows)
+
+
 def main() -> int:
     """Every cell, then the table."""
     parser = common_arguments(__doc__, pairs=7)
-    parser.add_argument("--cells", default=",".join(CELLS), help="tasks x new tokens, comma-separated")
+    parser.add_argument("--cells", help="tasks x new tokens, comma-separated")
+    parser.add_argument("--gpu", action="store_true", help="made-up weights on a GPU, against surefoot itself")
+    parser.add_argument("--layers", type=int, default=0, help="with --gpu: fewer for a trial")
+    parser.add_argument("--against", type=Path, help="with --gpu: the src folder of another tree of this project")
+    parser.add_argument(
+        "--device", default="cuda", help="with --gpu: cpu tries the same without one, and shows nothing"
+    )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--cache", type=Path, help="where the converted model is kept; a temporary folder without it")
     parser.add_argument("--peer-continuous-batching", action="store_true", help="TRL's own batching engine")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="surefoot-bench-") as scratch:
+        if args.gpu:
+            return gpu(args, args.cache or Path(scratch))
         paths = prepare(args.cache or Path(scratch), args.model, count=400)
         top = measure_ceilings(args.threads)
         print(f"ceilings: {top}", flush=True)
         journal = Journal("end_to_end", {"arguments": vars(args), "warm_up_steps": WARMUP, "ceilings": top})
-        rows = []
-        for name in args.cells.split(","):
-            rows.append(run_cell(name, args, paths, journal, top))
-            print(*rows[-1].cells(), sep="  ", flush=True)
+        rows = measured(args.cells or ",".join(CELLS), lambda name: run_cell(name, args, paths, journal, top))
     return publish(rows, args.rows)
 
 

@@ -119,24 +119,33 @@ def measure(cell: Cell, folder: Path, journal: Journal, *, allow_dirty: bool) ->
 # -- SmolLM2-135M's shape, without its weights ----------------------------------------------------------
 
 
-def write_world(folder: Path, *, layers: int, tasks: int = 400) -> None:
-    """A model folder of that shape with random weights, a tokenizer of as many words, tasks and a reward."""
+def write_world(folder: Path, *, layers: int, tasks: int = 400, shape: str = "135m") -> None:
+    """A model folder of that shape with random weights, a tokenizer of as many words, tasks and a reward.
+
+    Args:
+        shape: SmolLM2-135M's, or "0.5b": a Qwen3 shape with a vocabulary of 151,936.
+    """
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 
-    words = {name: number for number, name in enumerate(["<pad>", "<unk>", "<end>", *(f"w{n}" for n in range(WORDS))])}
+    count = WORDS if shape == "135m" else 151_933
+    words = {name: number for number, name in enumerate(["<pad>", "<unk>", "<end>", *(f"w{n}" for n in range(count))])}
     kernel = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     kernel.pre_tokenizer = pre_tokenizers.Whitespace()
     special = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<end>"}
     PreTrainedTokenizerFast(tokenizer_object=kernel, **special).save_pretrained(folder / "model")
-    config = LlamaConfig(
-        vocab_size=len(words), hidden_size=576, intermediate_size=1536, num_hidden_layers=layers,
-        num_attention_heads=9, num_key_value_heads=3, head_dim=64, max_position_embeddings=2048, rope_theta=100_000.0,
-        tie_word_embeddings=True, pad_token_id=0, bos_token_id=None, eos_token_id=2,
+    kind, numbers = LlamaConfig, (576, 1536, 9, 3, 64)
+    if shape != "135m":
+        kind, numbers = Qwen3Config, (1024, 3072, 16, 8, 128)
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    config = kind(
+        **dict(zip(names, numbers, strict=True)), vocab_size=len(words), num_hidden_layers=layers,
+        max_position_embeddings=2048, rope_theta=100_000.0, tie_word_embeddings=True, pad_token_id=0, bos_token_id=None,
+        eos_token_id=2,
     )  # fmt: skip
     torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
     dice = random.Random(0)
     lines = [{"id": f"t{n}", "prompt": " ".join(f"w{dice.randrange(WORDS)}" for _ in range(48))} for n in range(tasks)]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

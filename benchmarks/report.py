@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -79,6 +79,15 @@ def common_arguments(description: str | None, *, pairs: int) -> argparse.Argumen
     parser.add_argument("--allow-dirty", action="store_true", help="use pairs measured on a busy machine, and say so")
     parser.add_argument("--rows", type=Path, help="also append the table's rows to this file, as JSON lines")
     return parser
+
+
+def measured(names: str, measure: Callable[[str], Row]) -> list[Row]:
+    """A row for each of these cells, comma-separated; printed as soon as it is there."""
+    rows = []
+    for name in names.split(","):
+        rows.append(measure(name))
+        print(*rows[-1].cells(), sep="  ", flush=True)
+    return rows
 
 
 def publish(rows: Sequence[Row], target: Path | None) -> int:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from end_to_end import GENERATIONS, LEARNING_RATE, Cell, fingerprint, first_row, reward
+from end_to_end import GENERATIONS, LEARNING_RATE, Cell, fingerprint, first_row, reward, side_arguments
 from sides import Gate
 
 from surefoot.config import Config
 from surefoot.rewards.pool import RewardPool
-from surefoot.run.inputs import read_inputs
+from surefoot.run.inputs import FromPython, read_inputs
 
 if TYPE_CHECKING:
     from surefoot.records import Group, Task
@@ -54,8 +53,8 @@ class Turns:
                 "sampled_tokens": sum(r.sampled_tokens for r in rollouts),
             },
             "prompt_tokens": sum(map(len, prompts)),
-            "parameters": self.parameters,
-        }
+            "parameters": self.parameters, "peak_gib": peak_gib(),
+        }  # fmt: skip
 
     def note_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """What was trained on; comes after the groups."""
@@ -64,14 +63,22 @@ class Turns:
         self.facts["work"]["groups_without_signal"] = metrics["frac_reward_zero_std"]
         before, self.row = self.row, first_row(self.parts.policy.model)
         self.facts["work"]["weights_moved"] = before != self.row
-        for name in ("grad_norm", "timing/learn", "timing/publish"):
+        for name in ("grad_norm", "timing/collect", "timing/learn", "timing/publish"):
             self.facts[name] = metrics.get(name)
 
 
-def make_config(cell: Cell, model: str, threads: int) -> Config:
+def peak_gib() -> float:
+    """Of this process on a GPU, since it began."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+
+
+def make_config(cell: Cell, model: str, threads: int, device: str, **more: Any) -> Config:
     """Every number that also stands in `side_trl.py`."""
     return Config(
-        model=model, tasks="python", max_steps=10_000, threads=threads, device="cpu", dtype="float32",
+        model=model, tasks="python", max_steps=10_000, threads=threads, device=device,
+        dtype="bfloat16" if device == "cuda" else "float32", **more,
         tasks_per_step=cell.tasks, num_generations=GENERATIONS, max_completion_length=cell.tokens, temperature=1.0,
         learning_rate=LEARNING_RATE, loss_type="dapo", beta=0.0, heldout_fraction=0.0, eval_on_start=False,
         eval_metric="none", preflight_tasks=0,
@@ -80,21 +87,17 @@ def make_config(cell: Cell, model: str, threads: int) -> Config:
 
 def main() -> None:
     """Wire the product and run its loop until the parent has seen enough."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("cell", type=Cell.of)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--tasks", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--continuous-batching", action="store_true", help="the peer's; nothing here")
-    args = parser.parse_args()
+    args = side_arguments()
     gate = Gate()
-    config = make_config(args.cell, args.model, args.threads)
+    config = make_config(
+        args.cell, args.model, args.threads, args.device, **({"cuda_kernels": False} if args.plain else {})
+    )
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in json.loads(args.tasks.read_text())]
-    inputs = read_inputs(config, Path.cwd(), rows=rows, functions=[reward])
+    inputs = read_inputs(config, Path.cwd(), FromPython(rows, [reward]))
     with RewardPool(inputs.functions, workers=config.reward_workers, timeout_s=60.0) as pool:
         from surefoot.loop import Hooks, Run, train
         from surefoot.run.build import build
-        from surefoot.runtime.task_queue import MemoryTaskQueue
+        from surefoot.runtime.task_queue import MemoryTaskQueue, StepSampler
 
         parts = build(config, Path.cwd(), inputs, pool)
         parts.codec.stop_ids = frozenset()  # exactly max_completion_length tokens: nothing ends a turn early
@@ -103,7 +106,8 @@ def main() -> None:
             log=turns.note_metrics, save_rollouts=turns.note_groups, evaluated=lambda *_: None, warn=print,
             step_refused=lambda *_: None, save=lambda *_: None,
         )  # fmt: skip
-        run = Run(config, parts.runtime, parts.learner, parts.codec, MemoryTaskQueue(turns.next_tasks), (), hooks)
+        queue = StepSampler(MemoryTaskQueue(turns.next_tasks), parts.runtime, config)
+        run = Run(config, parts.runtime, parts.learner, parts.codec, queue, (), hooks)
         gate.ready(config.model_dump(mode="json"))
         try:
             train(run)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from pathlib import Path
 from typing import Any
 
-from end_to_end import GENERATIONS, LEARNING_RATE, Cell, fingerprint, first_row, reward
+from end_to_end import GENERATIONS, LEARNING_RATE, Cell, fingerprint, first_row, reward, side_arguments
 from sides import Gate
 
 
@@ -74,13 +73,7 @@ def make_trainer(args: argparse.Namespace, values: dict[str, Any], scratch: str,
 
 def main() -> None:
     """Build the trainer and let it train until the parent has seen enough."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("cell", type=Cell.of)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--tasks", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--continuous-batching", action="store_true")
-    args = parser.parse_args()
+    args = side_arguments()
     gate = Gate()
     from transformers import TrainerCallback
 

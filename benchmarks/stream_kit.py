@@ -111,7 +111,7 @@ async def ahead(folder: Path, config: Config, crew: Crew, learn: Learn) -> Train
     began = now()
     for step in range(1, config.max_steps + 1):
         batch = await stream.next_batch(step, config.tasks_per_step)
-        stream.record_rollouts(batch, batch.groups or ())
+        stream.record_rollouts(batch)
         await learn()
         version = crew.version = step
         stream.advance(step)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = (ROOT / "src" / "surefoot", ROOT / "harness" / "src" / "surefoot_harness")
 SILENT, PAGE = ROOT / "tests" / "silent", ROOT / "docs" / "failures.md"
 HEADER = "| NN | failure | test | planted bug | a run notices |"
 TESTS_ONLY = "only our tests"
@@ -33,14 +34,14 @@ COUNTS = re.compile(r"<!-- counts -->.*?<!-- /counts -->", re.DOTALL)
 @lru_cache(maxsize=1)
 def error_names() -> set[str]:
     """The errors that the product raises on purpose."""
-    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "src" / "surefoot").rglob("*.py"))
+    texts = (path.read_text(encoding="utf-8") for package in PACKAGES for path in package.rglob("*.py"))
     return {name for text in texts for name in re.findall(r"^class (\w+Error)\(", text, flags=re.MULTILINE)}
 
 
 @lru_cache(maxsize=1)
 def kinds_of_error() -> dict[str, set[str]]:
     """For each error its own name and those that it is a kind of: who expects a TaskError is content with its kinds."""
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "src" / "surefoot").rglob("*.py")]
+    texts = [path.read_text(encoding="utf-8") for package in PACKAGES for path in package.rglob("*.py")]
     parents = {name: re.findall(r"\w+Error", bases) for text in texts
                for name, bases in re.findall(r"^class (\w+Error)\(([^)]*)\)", text, flags=re.MULTILINE)}  # fmt: skip
 

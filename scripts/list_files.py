@@ -1,4 +1,4 @@
-"""Write the table of files into docs/architecture.md: every module of the package with the first line of its docstring.
+"""Write the table of files into docs/reference/modules.md: every module by its docstring's first line.
 
     python scripts/list_files.py            rewrite the table
     python scripts/list_files.py --check    exit 1 if it would change
@@ -14,16 +14,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "surefoot"
-DOCUMENT = ROOT / "docs" / "architecture.md"
+PACKAGES = (ROOT / "src" / "surefoot", ROOT / "harness" / "src" / "surefoot_harness")
+SECOND_NAME = "The very module "
+"""How the docstring of a file begins that only gives a module a second name; the map shows each once."""
+DOCUMENT = ROOT / "docs" / "reference" / "modules.md"
 START, END = "<!-- files: written by scripts/list_files.py -->", "<!-- end of files -->"
 
 
 def rows(package: Path) -> Iterator[str]:
     """One table row per Python file, folder by folder; `__init__.py` speaks for its folder and is left out."""
+    home = package.parent if package == PACKAGES[1] else package
     paths = [path for path in package.rglob("*.py") if path.name != "__init__.py"]
     for path in sorted(paths, key=lambda path: (len(path.relative_to(package).parts) > 1, path)):
-        yield f"| `{path.relative_to(package).as_posix()}` | {purpose(path)} |"
+        said = purpose(path)
+        if not said.startswith(SECOND_NAME):
+            yield f"| `{path.relative_to(home).as_posix()}` | {said} |"
 
 
 def purpose(path: Path) -> str:
@@ -34,13 +39,13 @@ def purpose(path: Path) -> str:
     return text.splitlines()[0].rstrip(".").replace("|", "\\|")
 
 
-def rewritten(document: str, package: Path) -> str:
+def rewritten(document: str, *packages: Path) -> str:
     """The document with the table between its two marks replaced."""
     before, start, rest = document.partition(START)
     _, end, after = rest.partition(END)
     if not start or not end:
         raise SystemExit(f"{DOCUMENT}: the marks {START} and {END} are missing")
-    table = "\n".join(["| file | purpose |", "|---|---|", *rows(package)])
+    table = "\n".join(["| file | purpose |", "|---|---|", *(row for package in packages for row in rows(package))])
     return f"{before}{START}\n{table}\n{END}{after}"
 
 
@@ -55,4 +60,4 @@ def rewrite_or_compare(path: Path, make: Callable[[str], str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(rewrite_or_compare(DOCUMENT, lambda old: rewritten(old, PACKAGE)))
+    sys.exit(rewrite_or_compare(DOCUMENT, lambda old: rewritten(old, *PACKAGES)))

@@ -187,7 +187,7 @@ def check(rows: Sequence[Row], args: argparse.Namespace) -> str:
         row, age = max(old, key=lambda one: one[1])
         names = sorted({row["figure"] for row, _ in old}, key=figures.number_of)
         raise FiguresError(
-            f"{len(old)} figures ({', '.join(names)}) are more than {figures.MAX_AGE} commits old: "
+            f"{len(old)} figures ({', '.join(names)}) are more than {figures.MAX_AGE} commits of the main line old: "
             f"{row['what']!r} is from {row['commit']}, {age} commits ago\n"
             f"  fix: {figures.remedy(row for row, _ in old)}; or --forget-stale, and the page says `not measured yet`"
         )

@@ -3,7 +3,5 @@
 set -eu
 here=${BASH_SOURCE[0]%/*}
 [ "$here" != "${BASH_SOURCE[0]}" ] || here=.
-root=$(cd "$here/.." && pwd -P)
-python=$(command -v python3 || command -v python) || { echo "python3 is not on PATH; fix: install it" >&2; exit 2; }
-export PYTHONPATH="$root/src${PYTHONPATH:+:$PYTHONPATH}"
-exec "$python" -m surefoot.harness.runners docker-unit "$root" "$@"
+. "$here/with_python.sh"
+with_python -m surefoot_harness.runners docker-unit "$root" "$@"

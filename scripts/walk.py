@@ -11,7 +11,7 @@ before it, in which everything lazy is imported and cached, are outside.
 
 Counted is what the loop's own thread runs and what other threads do meanwhile: the engine's, graders', writers':
 
-    modules     files of src/surefoot of which at least one function ran
+    modules     files of surefoot and surefoot_harness of which at least one function ran
     functions   distinct functions, methods, lambdas and nested functions of these files; a comprehension belongs to
                 the function around it
     records     dataclasses and named tuples of surefoot of which at least one instance was made by its constructor
@@ -38,6 +38,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = str(ROOT / "src" / "surefoot") + os.sep
+PACKAGES = (PACKAGE, str(ROOT / "harness" / "src" / "surefoot_harness") + os.sep)
 KEYS = (
     "threads=1 tasks_per_step=2 num_generations=4 num_tasks=100 reward_workers=1 eval_tasks=4 eval_steps=0 "
     "eval_on_start=false preflight_tasks=0 save_steps=0 save_best=false"
@@ -64,8 +65,9 @@ class Walk:
         if event != "call" or not self.looking or threading.current_thread().name in WATCHERS:
             return
         code = frame.f_code
-        if code.co_filename.startswith(PACKAGE) and code.co_name not in PARTS_OF_FUNCTIONS:
-            self.functions[f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_qualname}"] += 1
+        if code.co_filename.startswith(PACKAGES) and code.co_name not in PARTS_OF_FUNCTIONS:
+            file = code.co_filename.removeprefix(PACKAGES[0]).removeprefix(PACKAGES[1])
+            self.functions[f"{file}:{code.co_qualname}"] += 1
         if code.co_name == "__init__" or (code.co_name == "<lambda>" and code.co_filename == GENERATED):
             made = frame.f_locals.get(code.co_varnames[0]) if code.co_varnames else None
             kind = made if isinstance(made, type) else type(made)
@@ -108,32 +110,32 @@ def walk(
     from surefoot.config.load import load_config
     from surefoot.report.view import PlainView
     from surefoot.run.session import train
-    from surefoot.runtime.task_queue import DurableTaskQueue
+    from surefoot.runtime.task_queue import StepSampler
 
     walks = {step: Walk() for step in steps}
     current = Walk()
-    next_batch, close_batch = DurableTaskQueue.next_batch, DurableTaskQueue.close_batch
+    next_batch, close_batch = StepSampler.next_batch, StepSampler.close_batch
 
-    def first(self: DurableTaskQueue, step: int, n: int) -> Any:
+    def first(self: StepSampler, step: int, n: int) -> Any:
         if step in walks:
             before(step)
             current.functions, current.records = walks[step].functions, walks[step].records
             current.begin()
         return next_batch(self, step, n)
 
-    def last(self: DurableTaskQueue, *rest: Any) -> None:
+    def last(self: StepSampler, *rest: Any) -> None:
         close_batch(self, *rest)
         current.end()
 
     keys = [*KEYS, f"max_steps={max(steps) + 1}", f"output_dir={folder / 'run'}"]
-    DurableTaskQueue.next_batch, DurableTaskQueue.close_batch = first, last  # type: ignore[method-assign]
+    StepSampler.next_batch, StepSampler.close_batch = first, last  # type: ignore[method-assign]
     threading.setprofile(current.see)  # before the engine's thread is made
     try:
         train(load_config(None, keys), view=PlainView(max(steps) + 1, io.StringIO()))
     finally:
         current.end()
         threading.setprofile(None)  # type: ignore[arg-type]
-        DurableTaskQueue.next_batch, DurableTaskQueue.close_batch = next_batch, close_batch  # type: ignore[method-assign]
+        StepSampler.next_batch, StepSampler.close_batch = next_batch, close_batch  # type: ignore[method-assign]
     return {step: seen.summary() for step, seen in walks.items()}
 
 

@@ -56,7 +56,8 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _refuse_names_that_change(items)
     _take_turns(items, int(os.environ[TURN]))
-    _longest_file_first(items)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        _longest_file_first(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         for item in marked:
@@ -166,6 +167,15 @@ def _no_network() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect)
+        yield
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch on one thread for this test."""
+    from one_thread import one_torch_thread  # not above: this file is also copied into projects that have no `support`
+
+    with one_torch_thread():
         yield
 
 

@@ -72,7 +72,7 @@ def no_metric(each: EvalSet) -> RewardError:
     return RewardError(
         f"eval_sets.{each.name}: its metric gave no verdict on any of the answers to {len(each.tasks)} tasks",
         "a metric that fails, or abstains every time, measures nothing",
-        f'mend it (logs/rewards.log has what it printed), or set eval_sets.{each.name}.metric = "none"',
+        f'repair it (logs/rewards.log has what it printed), or set eval_sets.{each.name}.metric = "none"',
     )
 
 

@@ -1,36 +1,41 @@
 """GRPO on one screen. Read this first.
 
-    next_batch -> collect -> to_samples -> record -> learn -> publish -> log -> close_batch -> evaluate -> save
+    next_batch -> to_samples -> record -> learn -> publish -> log -> close_batch -> evaluate -> save
 
-What is left out, and where it is: who generates and where (`runtime`), what counts as right (`rewards`), which task is
-next and what became of it (`runtime.task_queue`), how groups become samples (`learner.samples`), the loss
-(`maths.losses`), how a step is cut and applied (`learner.grpo`), held-out tasks and the guard (`evaluation`), what a
-run remembers (`loop_state`). This file adds the order, and that every planned step is accounted for.
+What is left out, and where it is: which task is next, when its rollouts are sampled and what became of it (the queue:
+`runtime.task_queue`, `runtime.sampler`), who generates and where (`runtime`), what counts as right (`rewards`), how
+groups become samples (`learner.samples`), the loss (`maths.losses`), how a step is cut and applied (`learner.grpo`),
+held-out tasks and the guard (`evaluation`), what a run remembers (`loop_state`). This file adds the order, and that
+every planned step is accounted for.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from surefoot.errors import RewardError, ToolError
 from surefoot.evaluation import evaluate, guard_fired, stop_if_guard_fired
 from surefoot.learner.nonfinite import nonfinite_error
-from surefoot.learner.samples import cannot_fill, drop_reasons, missing_groups, select_training_groups, to_samples
+from surefoot.learner.samples import drop_reasons, select_training_groups, to_samples
 from surefoot.loop_state import Hooks, Metrics, Run, logging_due, step_metrics, warnings_of
 from surefoot.protocols import StepBatch
 from surefoot.records import Group, TrainSample
 from surefoot.storage.failpoints import failpoint
 from surefoot.system.signals import StopRequested
 from surefoot.tracking.summary import batch_metrics
-from surefoot.tracking.timeline import span
 
-__all__ = ["Hooks", "Metrics", "Run", "StopRequested", "train"]
+__all__ = ["Hooks", "Metrics", "Run", "StopRequested", "steps", "train"]
 
 
 def train(run: Run) -> None:
-    """Run every planned step; returns when `run.step == config.max_steps`, or early when a soft guard fired.
+    """Run every planned step; returns when `run.step == config.max_steps`, or early when a soft guard fired."""
+    for _ in steps(run):
+        pass
 
+
+def steps(run: Run) -> Iterator[int]:
+    """One planned step at a time: the number of the step before the first, then that of each step that is over.
+
+    The last evaluation comes after the last of them.
     A resumed run comes here with the step it goes on from; a batch that the journal holds is learned from once more.
     """
     passes = run.config.num_iterations
@@ -38,71 +43,32 @@ def train(run: Run) -> None:
     publish(run)
     if run.evaluation_due:  # before the first step, or where it was interrupted before the resume
         evaluate(run)
+    yield run.step
     while run.step < run.config.max_steps and not guard_fired(run):
         run.clock.start_step()
         done = run.step % passes  # passes over this batch before a resume
         with run.clock.measure("collect"):
-            batch, groups = collect(run, next_batch(run, run.step - done + 1))
-        if run.hooks.stop() and batch.groups is None:  # nothing is learned yet: the resume finds the groups on the disk
-            raise StopRequested
-        samples = prepare(run, groups, again=done > 0)
+            batch = run.queue.next_batch(run.step - done + 1, run.config.tasks_per_step)
+        run.clock.add("keep", batch.keeping_s)
+        samples = prepare(run, batch.groups, again=done > 0)
         with run.clock.measure("keep"):
-            run.queue.record_rollouts(batch, groups)  # from here on this step can be repeated
+            run.queue.record_rollouts(batch)  # from here on this step can be repeated
         for iteration in range(done, passes):
             metrics, is_last = learn(run, samples, iteration), iteration == passes - 1
             if is_last and run.sync_due:
                 metrics |= publish(run)
-            log(run, metrics, groups)
+            log(run, metrics, batch.groups)
             if is_last:
-                close_batch(run, batch, groups, samples)
+                close_batch(run, batch, samples)
             if run.evaluation_due:
                 evaluate(run)
             finish_step(run)
+            yield run.step
     if run.last_eval_step != run.step:
         if not run.sync_due:
             publish(run)
         evaluate(run)
     stop_if_guard_fired(run)
-
-
-def next_batch(run: Run, step: int) -> StepBatch:
-    """The batch that begins at `step`; where it comes with its groups, waiting for them was collecting."""
-    started = time.perf_counter()
-    with span("draw"):
-        batch = run.queue.next_batch(step, run.config.tasks_per_step)
-    if batch.groups is None:
-        run.clock.add("keep", time.perf_counter() - started)
-    return batch
-
-
-def collect(run: Run, batch: StepBatch) -> tuple[StepBatch, Sequence[Group]]:
-    """Sample and grade what the journal does not hold; with dynamic sampling, more until enough can teach."""
-    failpoint("loop.before_collect")
-    if batch.groups is not None:
-        return batch, batch.groups
-    with run.hooks.phase("collect"):
-        groups = run_rollouts(run, batch, 0)
-        while missing := missing_groups(groups, partial=run.config.partial_groups, wanted=run.informative_groups):
-            if len(groups) >= run.config.dynamic_sampling_batches * run.config.tasks_per_step:
-                run.queue.give_back(batch)  # a grader that is mended meanwhile judges them anew
-                raise cannot_fill(groups, missing, run.config.dynamic_sampling_batches)
-            batch = run.queue.extend_batch(batch, run.config.tasks_per_step)
-            groups = [*groups, *run_rollouts(run, batch, len(groups))]
-    failpoint("loop.after_collect")
-    return batch, groups
-
-
-def run_rollouts(run: Run, batch: StepBatch, first: int) -> list[Group]:
-    """The groups of the batch from position `first` on; each is on the disk as soon as it is graded."""
-    writer = run.queue.recording(batch)
-    try:
-        with writer as finished:
-            return run.runtime.collect(batch.tasks[first:], batch.step, first, played=batch.played, finished=finished)
-    except (RewardError, ToolError):
-        run.queue.give_back(batch, unless=lambda group: None not in group.rewards)
-        raise
-    finally:
-        run.clock.add("keep", writer.waited_s)
 
 
 def prepare(run: Run, groups: Sequence[Group], *, again: bool = False) -> list[TrainSample]:
@@ -165,11 +131,11 @@ def log(run: Run, metrics: Metrics, groups: Sequence[Group]) -> None:
     run.clock.start_step()  # a further pass over the same rollouts collects nothing
 
 
-def close_batch(run: Run, batch: StepBatch, groups: Sequence[Group], samples: Sequence[TrainSample]) -> None:
+def close_batch(run: Run, batch: StepBatch, samples: Sequence[TrainSample]) -> None:
     """Tell the queue what became of every group: trained, or dropped and why."""
     is_refused = run.refused_in_a_row >= run.config.num_iterations  # not one pass over this batch was applied
     with run.clock.measure("keep"):
-        run.queue.close_batch(batch, run.step, drop_reasons(groups, samples, refused=is_refused))
+        run.queue.close_batch(batch, run.step, drop_reasons(batch.groups, samples, refused=is_refused))
 
 
 def finish_step(run: Run) -> None:

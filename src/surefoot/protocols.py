@@ -1,4 +1,4 @@
-"""The seams: Engine, Environment, Toolkit, Learner, TaskQueue, Runtime, MetricsLogger, and what crosses them.
+"""The seams: Engine, Environment, Toolkit, Learner, TaskQueue, Runtime, and what crosses them.
 
 Nothing here imports torch: weights cross as an opaque mapping, so that the seams can be
 read, mocked and type-checked on a machine without it.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from surefoot.records import Group, Rollout, Task, TrainSample
@@ -97,6 +97,35 @@ class Engine(Protocol):
         """Free everything."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineInputs:
+    """What a run tells whoever makes its engine; plain data, so that it can be sent to another process."""
+
+    decoder: DecoderSpec
+    model_config: Mapping[str, Any] = field(repr=False)
+    """`config.json` of the model, as a dictionary."""
+    rows: int
+    """Completions that will be asked for at once."""
+    max_width: int
+    """Longest prompt and completion together, in tokens."""
+    device: str
+    dtype: str
+    """What weights arrive in: "float32" or "bfloat16"."""
+    seed: int
+    threads: int
+    url: str | None = None
+    """engine.url."""
+    gpu_memory_utilization: float = 0.4
+    shares_weights: bool = False
+    """Weights that were handed over change while they are served: they have to be copied."""
+    answer_only: bool = False
+    """Nothing will be trained: no weights need to be taken."""
+    cuda_kernels: bool = True
+    """Captured graphs and fused kernels where they are exact and there is a CUDA device."""
+    kind: str = ""
+    """engine.kind: for an engine of the user's own, where it is."""
+
+
 InFlightPolicy = Literal["keep", "wait", "abort"]
 """What becomes of unfinished completions while weights change: go on with the new ones, finish first, begin again."""
 
@@ -108,10 +137,13 @@ class ServingEngine(Engine, Protocol):
         """Ask from any thread; the answers come in the requests' order."""
 
     def pause(self, in_flight: InFlightPolicy = "keep") -> None:
-        """No token is drawn after this returns; new requests wait. `wait` returns when nothing is in flight."""
+        """No token is drawn after this returns; new requests wait. `wait` returns when nothing is in flight.
+
+        No run calls this: weights change between two tokens.
+        """
 
     def resume(self) -> None:
-        """Go on; what was aborted is asked again, unseen by whoever asked."""
+        """Go on; what was aborted is asked again, unseen by whoever asked. No run calls this."""
 
     @property
     def in_flight(self) -> int:
@@ -397,62 +429,42 @@ def count_text(metrics: Mapping[str, float]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """Tasks of one step.
-
-    `groups` is set when the rollouts already exist: journaled before a resume, or from the asynchronous sampler.
-    """
+    """What one step learns from."""
 
     step: int
     """The first optimiser step on this batch."""
     tasks: tuple[Task, ...]
-    groups: tuple[Group, ...] | None = None
+    groups: tuple[Group, ...] = ()
+    """One per task, graded. Empty only inside the queue, while they are still collected: the loop never sees that."""
     played: Mapping[int, Group] = field(default_factory=dict)
-    """Groups that were graded before a resume, by position in the step: on the disk, not sampled again."""
+    """Of a batch that is still collected: groups on the disk, by position in the step; they are not sampled again."""
+    keeping_s: float = 0.0
+    """How much of the wait for it went into ledger and journal."""
 
 
 GroupFinished = Callable[[int, Group], None]
 """(position in the step, group): this group is graded. Any thread may call it; it returns at once."""
 
 
-class GroupWriter(Protocol):
-    """A `with` block during which graded groups are written to disk; every group it was given is durable at its end."""
-
-    waited_s: float
-    """How long leaving the block had to wait for the disk."""
-
-    def __enter__(self) -> GroupFinished:
-        """The function to call with every group as soon as it is graded."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Wait for the disk, however the block ended."""
-
-
 class TaskQueue(Protocol):
-    """Assigns tasks to steps and records each visit's outcome (trained, or dropped with a reason).
+    """Hands out batches of graded groups, and records each visit's outcome (trained, or dropped with a reason).
 
-    Per step: `next_batch` -> `recording` while rollouts run -> `record_rollouts` -> `close_batch`.
+    Per step: `next_batch` -> `record_rollouts` -> `close_batch`. Who samples when is the queue's affair: with
+    `max_staleness = 0` when the batch is asked for, otherwise ahead of that.
     """
 
     def next_batch(self, step: int, n: int) -> StepBatch:
-        """The batch of this step: the next `n` tasks, or what the journal holds of it."""
+        """The batch that begins at this step, with its groups: what the journal holds, or `n` tasks and more where some
+        teach nothing. Waits for them; a request to stop ends the wait, and what was graded is found by the resume."""
 
-    def extend_batch(self, batch: StepBatch, n: int) -> StepBatch:
-        """The same batch with `n` further tasks behind its own, none of them twice; not after
-        `record_rollouts`."""
-
-    def recording(self, batch: StepBatch) -> GroupWriter:
-        """Entered while the batch's rollouts run: each graded group is on the disk, whatever happens to the rest."""
-
-    def give_back(self, batch: StepBatch, *, unless: Callable[[Group], bool] = lambda group: False) -> None:
-        """Forget the recorded groups of this batch but those for which `unless` holds: a resume samples them again."""
-
-    def record_rollouts(self, batch: StepBatch, groups: Sequence[Group]) -> None:
+    def record_rollouts(self, batch: StepBatch) -> None:
         """Groups and their composition are on the disk when this returns: from here on the step can be repeated."""
 
     def close_batch(self, batch: StepBatch, step: int, drop_reasons: Sequence[str | None]) -> None:
         """The batch is finished after `step`; per task, None when it was trained on, else why it was dropped."""
+
+    def metrics(self) -> dict[str, float]:
+        """What there is to say of the batch that is worked on."""
 
     def advance(self, version: int) -> None:
         """Engines serve this version from now on."""
@@ -465,7 +477,7 @@ class TaskQueue(Protocol):
 
 
 class Runtime(Protocol):
-    """Runs engines, rollouts and graders, in this process or on Ray. The loop sees only this."""
+    """Runs engines, rollouts and graders, in this process or on Ray. Queues collect with it; the loop publishes."""
 
     probe_baseline: list[list[float]] | None
     """The learner's log-probabilities of the fixed probe tokens at the last publish; the next publish reports how far
@@ -501,16 +513,6 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Stop engines and workers."""
-
-
-class MetricsLogger(Protocol):
-    """Writes metrics: every number, once."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one line; a value that is None or not a number is refused."""
-
-    def close(self) -> None:
-        """Flush."""
 
 
 class Codec(Protocol):

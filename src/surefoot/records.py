@@ -11,7 +11,6 @@ Read next: `protocols.py`, the seams that these records cross.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.errors import EngineError, ShapeError
+from surefoot_harness.verdict import Verdict as Verdict
 
 Message = Mapping[str, Any]
 """One chat message, `{"role": "user", "content": "17+25="}`."""
@@ -29,16 +29,6 @@ STOP, LENGTH, UNKNOWN = "stop", "length", "unknown"
 REPETITION, REPETITION_COST = "repetition", "repetition-cost"
 """A rollout went round in circles: how one with tools ended, or why one has no reward; and the part of its reward that
 this took off, a name that no reward function can have."""
-
-
-class Verdict(enum.StrEnum):
-    """How a run, check or suite ended. Empty or missing evidence is never PASS."""
-
-    PASS = "PASS"  # noqa: S105 - not a password
-    FAIL = "FAIL"
-    INCOMPLETE = "INCOMPLETE"
-    ERROR = "ERROR"
-    SKIP = "SKIP"
 
 
 @dataclass(frozen=True, slots=True)

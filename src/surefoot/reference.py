@@ -111,7 +111,7 @@ def logprobs(model: Callable[[Tensor], Tensor], row: ReferenceRow, temperature: 
 
 def _ratio(new: list[Tensor], row: ReferenceRow, t: int, o: ReferenceOptions) -> Tensor:
     """How much likelier the token (or the whole sequence, per token) has become."""
-    if o.level != "sequence" and o.loss_type != "gspo":
+    if o.level != "sequence" and not LOSSES[o.loss_type].row_ratio:
         return _token_ratio(new, row, t, o)
     changes = []
     for s, chosen in enumerate(row.sampled):
@@ -126,12 +126,18 @@ def _token_ratio(new: list[Tensor], row: ReferenceRow, t: int, o: ReferenceOptio
     return torch.exp(new[t] - old)
 
 
-def _surrogate(new: list[Tensor], row: ReferenceRow, t: int, o: ReferenceOptions) -> Tensor:
+def _high(o: ReferenceOptions) -> float:
+    return o.epsilon if o.epsilon_high is None else o.epsilon_high
+
+
+def _weighed(new: list[Tensor], row: ReferenceRow, t: int, o: ReferenceOptions) -> Tensor:
+    """The token's log-probability, weighed by a ratio that is capped and carries no gradient."""
+    return -min(_ratio(new, row, t, o).item(), _high(o)) * row.advantage * new[t]
+
+
+def _clipped(new: list[Tensor], row: ReferenceRow, t: int, o: ReferenceOptions) -> Tensor:
     """Clipped objective of one token, as a loss."""
-    ratio, a = _ratio(new, row, t, o), row.advantage
-    high = o.epsilon if o.epsilon_high is None else o.epsilon_high
-    if o.loss_type == "cispo":
-        return -min(ratio.item(), high) * a * new[t]
+    ratio, a, high = _ratio(new, row, t, o), row.advantage, _high(o)
     if ratio < 1 - o.epsilon:
         bounded = torch.full_like(ratio, 1 - o.epsilon)
     elif ratio > 1 + high:
@@ -180,7 +186,7 @@ def _kl(new: list[Tensor], row: ReferenceRow, t: int, o: ReferenceOptions) -> Te
 
 def token_loss(new: list[Tensor], row: ReferenceRow, t: int, o: ReferenceOptions) -> Tensor:
     """Everything one token contributes, before dividing."""
-    loss = _surrogate(new, row, t, o) * _correction(row, t, o)
+    loss = LOSSES[o.loss_type].objective(new, row, t, o) * _correction(row, t, o)
     if o.beta > 0:
         loss = loss + o.beta * _kl(new, row, t, o)
     if o.positive_nll > 0 and row.advantage > 0:
@@ -198,12 +204,42 @@ def step_loss(rows: Sequence[ReferenceRow], new: Sequence[list[Tensor]], o: Refe
         losses = [token_loss(logp, row, t, o) for t, chosen in enumerate(row.sampled) if chosen]
         if losses:
             per_row.append(losses)
-    if o.loss_type in ("grpo", "gspo"):  # mean over rows of the mean over tokens: a long row's token counts less
-        return _sum([_sum(losses) / len(losses) for losses in per_row]) / len(per_row)
-    everything = _sum([loss for losses in per_row for loss in losses])
-    if o.loss_type == "dr_grpo":  # a constant: length neither rewards nor punishes
-        return everything / (len(per_row) * o.max_completion_length)
-    return everything / sum(len(losses) for losses in per_row)  # every token of the step counts the same
+    return LOSSES[o.loss_type].reduce(per_row, o)
+
+
+def _mean_over_rows(per_row: list[list[Tensor]], o: ReferenceOptions) -> Tensor:
+    """The mean over rows of the mean over tokens: a long row's token counts less."""
+    return _sum([_sum(losses) / len(losses) for losses in per_row]) / len(per_row)
+
+
+def _mean_over_tokens(per_row: list[list[Tensor]], o: ReferenceOptions) -> Tensor:
+    """Every token of the step counts the same."""
+    return _sum([loss for losses in per_row for loss in losses]) / sum(len(losses) for losses in per_row)
+
+
+def _sum_over_limit(per_row: list[list[Tensor]], o: ReferenceOptions) -> Tensor:
+    """A constant: length neither rewards nor punishes."""
+    return _sum([loss for losses in per_row for loss in losses]) / (len(per_row) * o.max_completion_length)
+
+
+@dataclass
+class ReferenceLoss:
+    """One loss type: the loss of one token, and how the step's tokens become one number."""
+
+    objective: Callable[[list[Tensor], ReferenceRow, int, ReferenceOptions], Tensor]
+    reduce: Callable[[list[list[Tensor]], ReferenceOptions], Tensor]
+    row_ratio: bool = False
+    """One ratio for the whole row, whatever `level` says."""
+
+
+LOSSES = {
+    "grpo": ReferenceLoss(_clipped, _mean_over_rows),
+    "bnpo": ReferenceLoss(_clipped, _mean_over_tokens),
+    "dr_grpo": ReferenceLoss(_clipped, _sum_over_limit),
+    "dapo": ReferenceLoss(_clipped, _mean_over_tokens),
+    "cispo": ReferenceLoss(_weighed, _mean_over_tokens),
+    "gspo": ReferenceLoss(_clipped, _mean_over_rows, row_ratio=True),
+}
 
 
 def _sum(terms: Sequence[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bisect_kit import SOURCE, History, bisect, environment, git, history, numbered, shell
+from bisect_kit import History, bisect, copied, environment, git, history, numbered, shell
 
 FAILS_FROM_8 = "#!/bin/sh\ntest $(cat n) -lt 8\n"
 
@@ -53,10 +53,7 @@ def test_a_good_commit_without_the_script_is_refused_and_nothing_stays_behind(ei
 
 def planted(folder: Path, file: str, old: str, new: str) -> Path:
     """A copy of the package in which `old` has become `new`."""
-    shutil.copytree(
-        SOURCE / "surefoot", folder / "surefoot", ignore=shutil.ignore_patterns("__pycache__", "assets", "tests")
-    )
-    path = folder / "surefoot" / file
+    path = copied(folder) / "surefoot_harness" / file
     text = path.read_text(encoding="utf-8")
     assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {file}"
     path.write_text(text.replace(old, new), encoding="utf-8")
@@ -77,8 +74,8 @@ def test_infrastructure_failures_never_blame_a_commit(tmp_path: Path) -> None:
 
 def test_planted_bug_calling_infrastructure_failures_bad_is_caught(tmp_path: Path) -> None:
     made = numbered(tmp_path / "r", 9, BROKEN_MACHINES)
-    source = planted(tmp_path / "p", "harness/bisect/tester.py", "if code in (126, 127):", "if code in ():")
-    source_file = source / "surefoot/harness/bisect/tester.py"
+    source = planted(tmp_path / "p", "bisect/tester.py", "if code in (126, 127):", "if code in ():")
+    source_file = source / "surefoot_harness/bisect/tester.py"
     text = source_file.read_text(encoding="utf-8")
     source_file.write_text(text.replace("if code == CANNOT_TELL or", "if"), encoding="utf-8")
     ran = bisect(made.root, "--good", "HEAD~8", "--bad", "HEAD", "--", "./t.sh", source=source)
@@ -90,9 +87,7 @@ def test_planted_bug_calling_infrastructure_failures_bad_is_caught(tmp_path: Pat
 
 def test_a_commit_that_deletes_the_tool_does_no_harm(tmp_path: Path) -> None:
     made = history(tmp_path / "r")
-    shutil.copytree(
-        SOURCE / "surefoot", made.root / "src/surefoot", ignore=shutil.ignore_patterns("__pycache__", "assets")
-    )
+    copied(made.root / "src")
     made.commit({"n": "1\n", "t.sh": "#!/bin/sh\ntest $(cat n) -lt 5\n", ".gitignore": "__pycache__/\n"})
     made.commit({"n": "2\n"})
     git(made.root, "rm", "-r", "--quiet", "src")
@@ -174,7 +169,7 @@ def test_a_signal_in_the_middle_restores_the_tree_and_the_printed_line_resumes(t
 def test_planted_bug_in_the_way_home_is_caught(tmp_path: Path, old: str, new: str) -> None:
     made = numbered(tmp_path / "r", 12, WAITS)
     before = made.state()
-    source = planted(tmp_path / "p", "harness/bisect/command.py", old, new)
+    source = planted(tmp_path / "p", "bisect/command.py", old, new)
     _, said = stopped(made, tmp_path / "pipe", signal.SIGTERM, source=source)
     assert made.state() != before or "resume with:" not in said
 
@@ -249,7 +244,7 @@ def test_a_shallow_submodule_gets_its_history_before_the_search(tmp_path: Path) 
 
 def test_planted_fetch_that_leaves_a_submodule_shallow_cannot_find_the_commit(tmp_path: Path) -> None:
     made = shallow_library(tmp_path)
-    source = planted(tmp_path / "copy", "harness/bisect/repository.py", '"--unshallow" if shallow else ', "")
+    source = planted(tmp_path / "copy", "bisect/repository.py", '"--unshallow" if shallow else ', "")
     ran = bisect(made.root, "--good", made.c(1), "--bad", "HEAD", "--", "./t.sh", source=source, SKIP_GOOD_CHECK="1")
     assert f"first bad commit: {made.c(5)}" not in ran.out, ran.both
     assert "SKIP" in {verdict["status"] for verdict in made.verdicts().values()}, ran.both

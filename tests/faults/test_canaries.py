@@ -50,7 +50,7 @@ def test_a_tool_run_and_its_resume_leave_twelve_secrets_with_the_driver_alone(pl
     resumed, second = watch(place, "train", "--resume", "run", run="run", fresh=fresh)
     assert resumed.code == 0, resumed.out + resumed.err
     for seen in (first, second):
-        assert len(seen) >= 4, f"nursery, worker, guardian, tool server: {sorted(seen)}"
+        assert len(seen) >= 4, f"fork server, worker, guardian, tool server: {sorted(seen)}"
         if not fresh:  # the fork server was started by somebody else, and so was what is forked from it
             seen = {who: held for who, held in seen.items() if "warm_command" not in who}
             assert any("calculator" in who for who in seen)

@@ -16,7 +16,6 @@ from typing import Any
 
 import checkpoint_mutants
 import pytest
-import torch
 from checkpoint_kit import ROOT, Session, fingerprint, make_learner
 from checkpoint_mutants import judge
 
@@ -34,14 +33,6 @@ def program(name: str, *words: str, under: tuple[str, ...] = ()) -> subprocess.C
         [*under, sys.executable, str(HERE / name), *words],
         env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
-
-
-@pytest.fixture
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # -- a process that never saw the run ---------------------------------------------------------

@@ -18,7 +18,7 @@ from figures import Record, note
 from kill_kit import ROOT
 from kill_runs import PLAIN, Bench, Case, differences, facts
 
-PACKAGE = ROOT / "src" / "surefoot"
+PACKAGES = (ROOT / "src" / "surefoot", ROOT / "harness" / "src" / "surefoot_harness")
 HOUR = 3600.0
 
 # -- who looks at the wall ------------------------------------------------------------------------
@@ -37,19 +37,19 @@ SHOWN: dict[str, tuple[int, str]] = {
     "data/on_disk/index.py": (1, "whether a file is another one than before: equal or not, never earlier or later"),
     "data/on_disk/dataset.py": (1, "the same"),
     "demo/hack.py": (1, "names the folder of a demo"),
-    "harness/affected/hooks.py": (1, "the session's start, held against file times below"),
-    "harness/affected/remember.py": (
+    "affected/hooks.py": (1, "the session's start, held against file times below"),
+    "affected/remember.py": (
         1, "file times are wall times: a second look for edits during a session, after that by content"
     ),
-    "harness/baseline.py": (2, "written into a baseline for people"),
-    "harness/bisect/evidence.py": (
+    "baseline.py": (2, "written into a baseline for people"),
+    "bisect/evidence.py": (
         3, "names a folder and a file; whether a file is another one than before: equal or not, never earlier or later"
     ),
-    "harness/suites/plan.py": (1, "written into results for people"),
-    "harness/suites/verdicts.py": (2, "names a folder, and is written into it"),
-    "harness/tracker/results.py": (1, "names a session; its duration is measured elsewhere"),
-    "harness/worker_coverage_child.py": (1, "written into a trace for people"),
-    "harness/worker_coverage.py": (1, "names a folder"),
+    "suites/plan.py": (1, "written into results for people"),
+    "suites/verdicts.py": (2, "names a folder, and is written into it"),
+    "tracker/results.py": (1, "names a session; its duration is measured elsewhere"),
+    "worker_coverage_child.py": (1, "written into a trace for people"),
+    "worker_coverage.py": (1, "names a folder"),
     "storage/environment.py": (1, "written into environment.json for people"),
     "storage/lock.py": (1, "since when the lock is held, in a message; who is alive is asked of the system"),
     "storage/run_folder.py": (1, "names a run folder; a name that is taken gets a number"),
@@ -80,9 +80,9 @@ def dotted(node: ast.expr, aliases: dict[str, str]) -> str:
 
 
 def test_the_wall_clock_is_only_looked_at_to_show_it() -> None:
-    files = sorted(PACKAGE.rglob("*.py"))
-    found = {str(path.relative_to(PACKAGE)): len(looks(ast.parse(path.read_text()))) for path in files}
-    assert {name: n for name, n in found.items() if n} == {name: n for name, (n, _) in SHOWN.items()}, (
+    files = [(path, str(path.relative_to(package))) for package in PACKAGES for path in sorted(package.rglob("*.py"))]
+    found = [(name, len(looks(ast.parse(path.read_text())))) for path, name in files]
+    assert {name: n for name, n in found if n} == {name: n for name, (n, _) in SHOWN.items()}, (
         "a duration or a deadline takes time.monotonic(); a look that only shows the time is listed here, with what for"
     )
 

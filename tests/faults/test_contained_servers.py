@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sandbox_host import AMPLE, AMPLE_S, needs_sandbox
 
 from surefoot.errors import ConfigError, SecurityError, ToolError
 from surefoot.records import Task
 from surefoot.sandbox import host
 from surefoot.sandbox import process as sandbox_link
-from surefoot.sandbox.sandbox import HostReport, available
+from surefoot.sandbox.sandbox import HostReport
 from surefoot.tools.mcp.lines import WireFault
 from surefoot.tools.mcp.process import NOBODY, hint, refuse_bad_grants, views
 from surefoot.tools.mcp.stdio import ServerProcess
@@ -35,10 +36,8 @@ from surefoot.tracking.process_logs import FILE, EgressLog, attempts_of, hosts_o
 
 pytestmark = [
     pytest.mark.mcp,
-    pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}"),
+    needs_sandbox,
 ]
-AMPLE_S = 120.0
-LIMITS = ServerLimits(connect_timeout_s=AMPLE_S, call_timeout_s=AMPLE_S, shutdown_s=AMPLE_S)
 HOSTILE = Path(__file__).parents[1] / "support" / "hostile_server.py"
 CANARY = "canary-of-the-host"
 
@@ -61,7 +60,7 @@ def targets(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 def attempts(targets: dict[str, str], *, sandbox: bool, log: Path) -> tuple[dict[str, str], MCPToolkit]:
     server = Server("hostile", command=(sys.executable, str(HOSTILE)), isolation="shared", sandbox=sandbox)
-    kit = MCPToolkit([server], LIMITS, log_dir=log)
+    kit = MCPToolkit([server], AMPLE, log_dir=log)
     try:
         box = kit.open(Task(id="t", prompt="try"), "train/0/0", 0)
         asked = {**targets, "environment": f"/proc/{os.getpid()}/environ"}
@@ -105,7 +104,7 @@ def told(script: str, **keys: Any) -> tuple[list[Any], int | None, str, list[int
         )
         said = [message async for message, _ in process.messages()]
         status = await process.exit_status(AMPLE_S)
-        process.hear()
+        process.keep_stderr()
         await process.end(0.0)
         return said, status, process.tail()
 
@@ -236,7 +235,7 @@ def test_of_an_installation_only_what_it_imports_is_shown(tmp_path: Path) -> Non
         process = ServerProcess(Server("x", command=(str(python), "-c", script)), ServerLimits())
         said = [message async for message, _ in process.messages()]
         await process.exit_status(AMPLE_S)
-        process.hear()
+        process.keep_stderr()
         await process.end(0.0)
         return said or [process.tail()]
 
@@ -313,11 +312,11 @@ def test_without_a_sandbox_a_server_is_refused_unless_it_is_spelled_out(monkeypa
     assert caught.value.exit_code == 5
     assert '"sandbox": false' in caught.value.fix
     with pytest.raises(ToolError, match=r"tool server clock .* ended with status 0"):
-        MCPToolkit([Server("clock", command=("sh", "-c", "exit 0"), sandbox=False)], LIMITS).start()
+        MCPToolkit([Server("clock", command=("sh", "-c", "exit 0"), sandbox=False)], AMPLE).start()
     monkeypatch.setattr("surefoot.tools.mcp.toolkit.refuse_without_walls", lambda server: None)
     monkeypatch.setattr(host, "spawn", broken)
     with pytest.raises(ToolError, match="cannot be started: "):  # planted: nobody looks first; it still does not run
-        MCPToolkit([server], LIMITS).start()
+        MCPToolkit([server], AMPLE).start()
 
 
 def broken(*_: object, **__: object) -> None:
@@ -357,7 +356,7 @@ def test_a_module_beside_the_script_is_named_when_it_is_missed(tmp_path: Path) -
     (tmp_path / "server.py").write_text("import helper\n")
     server = Server("mine", command=(sys.executable, "-S", "-E", str(tmp_path / "server.py")))
     with pytest.raises(ToolError, match="No module named 'helper'") as caught:
-        MCPToolkit([server], LIMITS).start()
+        MCPToolkit([server], AMPLE).start()
     assert f"it cannot see {tmp_path}/helper.py" in caught.value.fix
     assert '"read"' in caught.value.fix
     assert str(tmp_path / "server.py") in views(server)
@@ -368,7 +367,7 @@ def test_a_server_that_fails_without_the_network_is_told_of_the_grant(tmp_path: 
     (tmp_path / "server.py").write_text("import socket\nsocket.create_connection(('127.0.0.1', 9))\n")
     server = Server("mine", command=(sys.executable, "-S", "-E", str(tmp_path / "server.py")))
     with pytest.raises(ToolError, match="Operation not permitted") as caught:
-        MCPToolkit([server], LIMITS).start()
+        MCPToolkit([server], AMPLE).start()
     assert 'tried to reach the network 1 times, which "network": true grants' in caught.value.fix
 
 

@@ -143,7 +143,7 @@ def test_no_process_carries_the_mark_of_a_killed_command(bench: Bench) -> None:
     argv = [sys.executable, "-m", "surefoot", "train", "run.toml"]
     running = subprocess.Popen(argv, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(folder / "hanging")
-    assert len(marked(mark)) >= 5, "the driver, the nursery, a worker, its daemon and its child"
+    assert len(marked(mark)) >= 5, "the driver, the fork server, a worker, its daemon and its child"
     running.kill()
     running.wait()
     give_up = time.monotonic() + PATIENCE_S

@@ -7,12 +7,11 @@ a suite. The planted form asks git as it comes, and finds what each of them woul
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from bisect_kit import FIXED, SOURCE, History, bisect, git, history, numbered
+from bisect_kit import FIXED, History, bisect, copied, git, history, numbered
 from command import Ran, surefoot
 
 from surefoot.harness.git import GitError, dirty_hash
@@ -167,16 +166,15 @@ def test_planted_trust_in_the_repository_starts_them(command, expected: set[str]
 
 TRUST = {
     "system/git.py": "SETTINGS = _NO_DRIVERS = ()\n_OFFLINE = {}\n_named = lambda entries: set()\n",
-    "harness/bisect/command.py": "_no_hook_on_references = lambda root: None\n",
+    "bisect/command.py": "_no_hook_on_references = lambda root: None\n",
 }
 
 
 def trusting(folder: Path, **files: str) -> Path:
     """A copy of the package with more lines at the end of some files: a bisect runs from a copy of itself."""
-    ignored = shutil.ignore_patterns("__pycache__", "assets", "tests")
-    shutil.copytree(SOURCE / "surefoot", folder / "surefoot", ignore=ignored)
+    copied(folder)
     for name, lines in files.items():
-        with (folder / "surefoot" / name).open("a") as file:
+        with (folder / "surefoot_harness" / name).open("a") as file:
             file.write(lines)
     return folder
 
@@ -318,7 +316,7 @@ def test_planted_way_home_by_the_short_name_is_caught(tmp_path: Path) -> None:
     git(made.root, "symbolic-ref", "HEAD", "refs/heads/-f")
     git(made.root, "update-ref", "refs/heads/-f", made.c(4))
     way = 'Repository._way_home = lambda self: [("checkout", "--quiet", "--force", self.ref.removeprefix(_BRANCHES))]\n'
-    source = trusting(tmp_path / "p", **{"harness/bisect/repository.py": way})
+    source = trusting(tmp_path / "p", **{"bisect/repository.py": way})
     ran = bisect(made.root, "--good", made.c(1), "--bad", made.c(4), "--", "./t.sh", source=source)
     assert ran.code == 3
     assert "could not be checked out again" in ran.err

@@ -6,11 +6,12 @@ import json
 
 import pytest
 from figures import Record, note
+from sandbox_host import needs_sandbox
 
 from surefoot.sandbox.code_tests import CodeVerdict, grade_code
-from surefoot.sandbox.sandbox import Sandbox, SandboxLimits, available
+from surefoot.sandbox.sandbox import Sandbox, SandboxLimits
 
-pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
+pytestmark = needs_sandbox
 
 HONEST = "def area(width, height):\n    return width * height\n"
 ASSERTS = "from solution import area\nassert area(6, 7) == 42\nassert area(2, 2.5) == 5.0\nassert area(0, 9) == 0\n"

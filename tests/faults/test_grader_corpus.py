@@ -16,14 +16,15 @@ from figures import Record, note
 from grader_corpus import CHEATS, ENDLESS, code_of
 from grader_styles import STYLES
 from grader_suites import ALL
+from sandbox_host import needs_sandbox
 
 from surefoot.rewards.verifiers import code as verify_code
 from surefoot.sandbox import code_tests
 from surefoot.sandbox.code_script import plan
 from surefoot.sandbox.code_tests import CodeVerdict, grade_code
-from surefoot.sandbox.sandbox import Sandbox, SandboxLimits, available
+from surefoot.sandbox.sandbox import Sandbox, SandboxLimits
 
-pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
+pytestmark = needs_sandbox
 
 NAMES = [suite.name for suite in ALL]
 TOGETHER = [suite.tests for suite in ALL]

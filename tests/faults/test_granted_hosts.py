@@ -23,24 +23,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sandbox_host import AMPLE, AMPLE_S, needs_sandbox
 from server_kinds import Belongings
 
 from surefoot.errors import ToolError
 from surefoot.records import Task
 from surefoot.sandbox import host
 from surefoot.sandbox import process as sandbox_link
-from surefoot.sandbox.sandbox import available
 from surefoot.tools.mcp import hosts, proxy
 from surefoot.tools.mcp.hosts import Address, HostGrants
-from surefoot.tools.mcp.toolkit import MCPToolkit, Server, ServerLimits
+from surefoot.tools.mcp.toolkit import MCPToolkit, Server
 from surefoot.tracking.process_logs import FILE, attempts_of, hosts_of
 
 pytestmark = [
     pytest.mark.mcp,
-    pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}"),
+    needs_sandbox,
 ]
-AMPLE_S = 120.0
-LIMITS = ServerLimits(connect_timeout_s=AMPLE_S, call_timeout_s=AMPLE_S, shutdown_s=AMPLE_S)
 FETCHING = Path(__file__).parents[1] / "support" / "fetching_server.py"
 TASK = Task(id="t", prompt="fetch")
 
@@ -91,7 +89,7 @@ def site(certificate: Path | None = None) -> Iterator[Site]:
 def fetching(network: Any, log: Path | None = None, **keys: Any) -> Iterator[Any]:
     """`fetch(way, target)` of a real server with this grant, and its toolkit."""
     command = (sys.executable, str(FETCHING))
-    kit = MCPToolkit([Server("f", command=command, isolation="shared", network=network, **keys)], LIMITS, log_dir=log)
+    kit = MCPToolkit([Server("f", command=command, isolation="shared", network=network, **keys)], AMPLE, log_dir=log)
     try:
         box = kit.open(TASK, "train/0/0", 0)
 
@@ -236,7 +234,8 @@ def planted_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         assert text.count(old) == 1, "the planted place is there"
         path.write_text(text.replace(old, new))
         sandbox_link.close_server()
-        monkeypatch.setattr(sandbox_link, "_SOURCE", str(tmp_path / "src"))
+        rest = sandbox_link._SOURCE.replace(str(source), str(tmp_path / "src"))
+        monkeypatch.setattr(sandbox_link, "_SOURCE", rest)
 
     yield plant
     sandbox_link.close_server()
@@ -277,7 +276,7 @@ def test_a_server_that_needs_another_host_at_its_start_is_told_which(tmp_path: P
     script = tmp_path / "server.py"
     script.write_text("import urllib.request\nurllib.request.urlopen('http://127.0.0.1:9/')\n")
     server = Server("mine", command=(sys.executable, "-S", "-E", str(script)), network=("api.example.com",))
-    kit = MCPToolkit([server], LIMITS)
+    kit = MCPToolkit([server], AMPLE)
     with pytest.raises(ToolError, match="HTTP Error 403") as caught:
         kit.start()
     assert 'it tried to reach 127.0.0.1:9 1 times, which "network": ["HOST:PORT"] grants' in caught.value.fix

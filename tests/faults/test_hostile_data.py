@@ -455,12 +455,15 @@ def test_a_template_that_reaches_out_or_runs_away_is_refused(
     assert caught.value.exit_code == 4
 
 
+TRAP = "{% if messages[0]['content'] == '47+85=' %}" + TEMPLATES["a loop without end"] + "{% endif %}" + OPEN
+"""A loop without end, for one task only."""
+
+
 def test_a_template_that_only_misbehaves_for_one_task_is_refused_there(
     pebble_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("surefoot.learner.rendering.CPU_SECONDS", 0.5)
-    trap = "{% if messages[0]['content'] == '47+85=' %}" + TEMPLATES["a loop without end"] + "{% endif %}"
-    codec = codec_with(pebble_tokenizer, trap + OPEN)
+    codec = codec_with(pebble_tokenizer, TRAP)
     assert codec.encode_prompt([{"role": "user", "content": "1+1="}])
     with pytest.raises(ModelError, match=r"was not done after 0\.5 s of processor time"):
         codec.encode_prompt([{"role": "user", "content": "47+85="}])
@@ -510,8 +513,7 @@ def test_in_another_thread_a_template_that_runs_away_is_ended_too(
     pebble_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("surefoot.learner.rendering.CPU_SECONDS", 0.2)
-    trap = "{% if messages[0]['content'] == '47+85=' %}" + TEMPLATES["a loop without end"] + "{% endif %}"
-    codec = codec_with(pebble_tokenizer, trap + OPEN)
+    codec = codec_with(pebble_tokenizer, TRAP)
     asked = [{"role": "user", "content": "1+1="}]
     assert in_a_thread(lambda: codec.encode_prompt(asked)) == codec.encode_prompt(asked)
     with pytest.raises(ModelError, match=r"was not done after 0\.2 s of processor time"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,19 +16,13 @@ from figures import Record, note
 from sync_kit import BY_CANARY, BY_CHECKSUM, BY_FORM, LIES, TOLERANCE, World
 
 from surefoot.errors import SurefootError
-from surefoot.runtime import probes, weights
-from surefoot.runtime.probes import WeightProbe
+from surefoot.runtime import weights
+from surefoot.runtime.weights import WeightProbe
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROUNDS = 2
 HONEST_AND_TINY = 30
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 async def caught(world: World, lie: str, *, liar: int, seed: int) -> bool:
@@ -145,7 +138,7 @@ def test_planted_probes_at_a_low_temperature_prove_nothing_of_a_policy_that_is_s
     temperature: float, found: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it says has probability 1, before the step and after it."""
-    monkeypatch.setattr(probes, "_TEMPERATURE", temperature)
+    monkeypatch.setattr(weights, "_TEMPERATURE", temperature)
 
     async def play() -> set[str]:
         world = World(learning_rate=1e-5)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from command import surefoot
 from figures import note
 from numerics_kit import KINDS, World, inject
+from one_thread import one_torch_thread
 
 from surefoot.errors import SurefootError
 from surefoot.guards import reward_values
@@ -30,10 +30,8 @@ from surefoot.runtime import rollout
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield World()
-    torch.set_num_threads(before)
+    with one_torch_thread():
+        yield World()
 
 
 def run(world: World, kind: str, seed: int) -> str | None:

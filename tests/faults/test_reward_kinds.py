@@ -101,7 +101,7 @@ def test_planted_bug_the_whole_group_pays_for_one_is_seen(monkeypatch: pytest.Mo
 
 @pytest.mark.turns(2, 1)
 def test_planted_bug_a_worker_that_is_not_killed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the kill the nursery waits for a worker that sleeps on; somebody has to be late, and is named."""
+    """Without the kill the fork server waits for a worker that sleeps on; somebody has to be late, and is named."""
     end = fork_server.ForkServer._end
 
     def end_late(self: fork_server.ForkServer, slot: int, stacks: bool) -> tuple[str | None, bytes]:

@@ -266,7 +266,7 @@ def belongings(pid: int) -> tuple[int, int]:
 def test_five_hundred_leaky_calls_wear_out_workers_and_nobody_else(
     record_property: Callable[[str, object], None], tmp_path: Path
 ) -> None:
-    """Every call keeps 20 descriptors, 3 threads and 2 MiB; the driver and the nursery must not notice."""
+    """Every call keeps 20 descriptors, 3 threads and 2 MiB; the driver and the fork server must not notice."""
     kept: list[bytearray] = []
     looks = tmp_path / "looks.txt"
     assert keep_freed_memory(), "as every run does; a worker must not inherit it"
@@ -289,18 +289,18 @@ def test_five_hundred_leaky_calls_wear_out_workers_and_nobody_else(
     before = children_of(os.getpid())
     with pool_of(leak, memory_mb=1024) as pool:
         pids = [mark["f"].value for mark in pool.score([job("a")] * 20)]
-        [nursery] = children_of(os.getpid()) - before
-        owned, ram = (belongings(os.getpid()), belongings(nursery)), resident_bytes(nursery)
+        [fork_server] = children_of(os.getpid()) - before
+        owned, ram = (belongings(os.getpid()), belongings(fork_server)), resident_bytes(fork_server)
         pids += [mark["f"].value for mark in pool.score([job("a")] * 480)]
-        assert (belongings(os.getpid()), belongings(nursery)) == owned
-        grown = resident_bytes(nursery) - ram
+        assert (belongings(os.getpid()), belongings(fork_server)) == owned
+        grown = resident_bytes(fork_server) - ram
         assert grown < 4 * MIB
         assert pool.describe_failures() == {}, "no call may pay for the leaks of those before it"
-        assert len(children_of(nursery)) == 2
+        assert len(children_of(fork_server)) == 2
     workers = len(set(pids))
     assert None not in pids
     assert 10 <= workers <= 50, "\n".join(looks.read_text().splitlines()[:24])
-    detail = f"{workers} workers worn out; memory of the nursery {grown / MIB:+.1f} MiB"
+    detail = f"{workers} workers worn out; memory of the fork server {grown / MIB:+.1f} MiB"
     figures.note(record_property, "P13", "leaky reward call: no verdict lost, nothing of the driver leaks", 500, detail)
     assert not any(is_running(int(pid or 0)) for pid in pids)
 

@@ -175,8 +175,8 @@ def test_five_hundred_bad_calls_leave_nothing_behind() -> None:
         marks = pool.score([job(kinds[i % 5]) for i in range(500)])
         assert [m["f"].reason for m in marks] == ["died", "raised", "nan", None, None] * 100
         assert {m["f"].value for m in marks} == {GOOD, None}
-        [nursery] = children_of(os.getpid()) - before
-        assert len(children_of(nursery)) == 2
+        [fork_server] = children_of(os.getpid()) - before
+        assert len(children_of(fork_server)) == 2
 
 
 # -- the end of the driver ---------------------------------------------------------------------
@@ -222,20 +222,20 @@ def test_nothing_outlives_the_driver_however_it_ends(end: str) -> None:
             reports.readline()
         family = descendants_of(driver.pid)
         if end != "exit":
-            assert len(family) >= 5  # nursery, two workers, two daemons
+            assert len(family) >= 5  # fork server, two workers, two daemons
             driver.send_signal(getattr(signal, end))
         driver.wait(10)
         assert wait_until_gone(family) == set()
         assert reports.read() == b""  # the end of file: nobody, seen or unseen, holds the other end
 
 
-def test_a_killed_nursery_takes_its_workers_along_and_stops_the_run_with_a_typed_error() -> None:
+def test_a_killed_fork_server_takes_its_workers_along_and_stops_the_run_with_a_typed_error() -> None:
     before = children_of(os.getpid())
     with pool_of(guilty(lambda: None)) as pool:
-        [nursery] = children_of(os.getpid()) - before
-        workers = children_of(nursery)
+        [fork_server] = children_of(os.getpid()) - before
+        workers = children_of(fork_server)
         assert len(workers) == 2
-        os.kill(nursery, signal.SIGKILL)
+        os.kill(fork_server, signal.SIGKILL)
         assert wait_until_gone(workers) == set()
         with pytest.raises(RewardError, match="does not answer"):
             pool.score([job("ok")])

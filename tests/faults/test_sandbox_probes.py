@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 from figures import Record, note
+from sandbox_host import needs_sandbox
 from sandbox_probes import CALL_PROGRAM, CALLS, FILES, NETWORK, POWERS, PREAMBLE, WITHOUT_SANDBOX
 
 from surefoot.sandbox import process
-from surefoot.sandbox.sandbox import ProgramOutcome, Sandbox, SandboxLimits, available
+from surefoot.sandbox.sandbox import ProgramOutcome, Sandbox, SandboxLimits
 from surefoot.system.process import family
 
-pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
+pytestmark = needs_sandbox
 PROBES = {**FILES, **NETWORK, **POWERS}
 LIMITS = SandboxLimits(wall_s=20.0, processes=8, scratch_mb=4, output_bytes=20_000)
 

@@ -19,15 +19,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from sandbox_host import needs_sandbox
 from sandbox_probes import CALL_PROGRAM, CALLS, FILES, NETWORK, POWERS, PREAMBLE
 
 import surefoot
+import surefoot_harness
 from surefoot.sandbox import walls
-from surefoot.sandbox.sandbox import available
 
-pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
+pytestmark = needs_sandbox
 PACKAGE = Path(surefoot.__file__).parent
-PARTS = ("__init__.py", "errors.py", "moved_names.py", "sandbox", "system")
+HARNESS = Path(surefoot_harness.__file__).parent
+PARTS = ("__init__.py", "errors.py", "moved_names.py", "pairing.py", "sandbox", "system")
 RUNNER = """
 import json, sys
 from surefoot.sandbox.sandbox import SandboxLimits, Sandbox, available
@@ -99,12 +101,16 @@ def copy_of_the_package(folder: Path, *changes: tuple[str, str, str]) -> Path:
     shutil.copytree(Path(psutil.__file__).parent, folder / "psutil", ignore=shutil.ignore_patterns("__pycache__"))
     target = folder / "surefoot"
     target.mkdir(parents=True)
+    (folder / "surefoot_harness").mkdir()
     for part in PARTS:
         source = PACKAGE / part
         if source.is_dir():
             shutil.copytree(source, target / part, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, target / part)
+    for part in ("__init__.py", "errors.py", "system"):
+        source = HARNESS / part
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / "surefoot_harness" / part)
     for file, stands, instead in changes:
         text = (target / "sandbox" / file).read_text()
         assert text.count(stands) == 1, f"{file} has changed: {stands!r}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import warm_command
-from bisect_kit import SOURCE, History, Ran, bisect, history
+from bisect_kit import History, Ran, bisect, copied, history
 
 LAST, CULPRIT, ODD = 7, 6, 4
 TRAINER = """#!/bin/sh
@@ -120,9 +120,8 @@ def test_planted_old_rule_that_calls_every_bad_end_1_blames_the_wrong_commit(
 ) -> None:
     """The rule of before: a suite says 1 whatever ended its trainer, and 1 is believed without a verdict."""
     old = script(tmp_path / "old", f'{tool} "$@" || exit 1')
-    source = tmp_path / "source"
-    shutil.copytree(SOURCE / "surefoot", source / "surefoot", ignore=shutil.ignore_patterns("__pycache__", "assets"))
-    tester = source / "surefoot/harness/bisect/tester.py"
+    source = copied(tmp_path / "source")
+    tester = source / "surefoot_harness/bisect/tester.py"
     rule = "if code != _FAILED or answer != BAD or not"
     assert tester.read_text().count(rule) == 1
     tester.write_text(tester.read_text().replace(rule, "if True or not"))

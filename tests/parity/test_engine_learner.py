@@ -8,7 +8,7 @@ The planted faults below each move it by far more than the limit.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +27,8 @@ from surefoot.runtime.local import LocalRuntime
 from surefoot.runtime.requests import Sampling
 from surefoot.runtime.rollout import RolloutCollector
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GAP = 2e-5
 DIFFERENCE = "sampling/sampling_logp_difference/max"
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(4)]
@@ -43,14 +45,6 @@ NETS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM, {"head_dim": 16}),
     "mistral": (hf.MistralConfig, hf.MistralForCausalLM, {"sliding_window": None}),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_net(name: str = "llama") -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,13 @@ from surefoot.guards import HeldOutGuard
 from surefoot.maths.preference import PreferencePair
 from surefoot.trl_bridge import ChannelDeadError, GuardCallback, GuardedGRPOTrainer, HeldOutEvalError, score_pairs
 
-pytestmark = pytest.mark.filterwarnings("default")  # their warnings are theirs
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # their warnings are theirs
+    pytest.mark.usefixtures("one_thread"),  # runs are compared bit for bit
+]
 
 VOCABULARY = 24
 CLOCKS = ("step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # runs are compared bit for bit
-    yield
-    torch.set_num_threads(before)
 
 
 def tiny_model(dropout: float = 0.0) -> Any:

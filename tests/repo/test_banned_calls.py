@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from exceptions import BANNED_CALLS
 from figures import Record, note
-from repo_tree import PACKAGE, ROOT, Source, parse, sources
+from repo_tree import PACKAGES, ROOT, Source, parse, sources
 
 BANNED = {
     "eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec", "builtins.compile", "builtins.__import__",
@@ -143,7 +143,7 @@ def _dotted(node: ast.expr, aliases: dict[str, str]) -> str:
 
 
 def test_src_has_no_banned_call_and_no_silent_handler() -> None:
-    assert [finding for source in sources(PACKAGE) for finding in findings(source)] == []
+    assert [finding for source in sources(*PACKAGES) for finding in findings(source)] == []
 
 
 def starts_git(source: Source) -> Iterator[int]:
@@ -157,10 +157,12 @@ def starts_git(source: Source) -> Iterator[int]:
 def test_git_is_started_in_one_place_which_starts_nothing_of_the_repositorys() -> None:
     """`system/git.py`; words to be shown to the user, or compared with a log of git's own, are no command."""
     shown = {
-        f"src/surefoot/{name}.py" for name in ("harness/bisect/repository", "harness/bisect/evidence", "report/page")
+        "harness/src/surefoot_harness/bisect/repository.py",
+        "harness/src/surefoot_harness/bisect/evidence.py",
+        "src/surefoot/report/page.py",
     }
-    found = {source.name for source in sources(PACKAGE, ROOT / "scripts") if list(starts_git(source))}
-    assert found - shown == {"src/surefoot/system/git.py"}
+    found = {source.name for source in sources(*PACKAGES, ROOT / "scripts") if list(starts_git(source))}
+    assert found - shown == {"harness/src/surefoot_harness/system/git.py"}
     assert list(starts_git(parse('subprocess.run(["git", "status"])'))) == [1]
 
 
@@ -169,7 +171,7 @@ NEVER = BANNED | BANNED_MODULES | SWITCHES.keys() | {"numpy.load"}
 
 
 def test_the_exceptions_for_what_runs_data_are_counted(record_property: Record) -> None:
-    files, excused = list(sources(PACKAGE)), [key for key in BANNED_CALLS if key.partition("::")[2] in NEVER]
+    files, excused = list(sources(*PACKAGES)), [key for key in BANNED_CALLS if key.partition("::")[2] in NEVER]
     what = (
         "file of the package searched for calls that run data (pickle, torch.load, yaml.load, eval, exec, shell=True, "
         "trust_remote_code); an exception is a failure"
@@ -179,7 +181,7 @@ def test_the_exceptions_for_what_runs_data_are_counted(record_property: Record) 
 
 
 def test_every_exception_has_a_reason_and_a_file() -> None:
-    names = {source.name for source in sources(PACKAGE)}
+    names = {source.name for source in sources(*PACKAGES)}
     for key, reason in BANNED_CALLS.items():
         assert key.split("::")[0] in names, f"{key} no longer exists"
         assert reason.strip(), f"{key} needs a reason"
@@ -188,7 +190,7 @@ def test_every_exception_has_a_reason_and_a_file() -> None:
 def test_every_exception_is_still_needed() -> None:
     excused = {key.split("::")[0] for key in BANNED_CALLS}
     found = set()
-    for source in sources(PACKAGE):
+    for source in sources(*PACKAGES):
         aliases = _aliases(source.tree) if source.name in excused else {}
         nodes = ast.walk(source.tree) if source.name in excused else []
         found |= {f"{source.name}::{name}" for node in nodes for name, _ in _of_node(node, aliases)}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from exceptions import PATH_EDITS, SWALLOWED_IMPORTS
-from repo_tree import PACKAGE, SRC, Source, modules, parse, run_python, sources
+from repo_tree import HARNESS, PACKAGES, SRC, Source, modules, parse, run_python, sources
 
 IMPORT_EACH = """
 import importlib, sys, traceback
@@ -28,14 +28,26 @@ sys.exit(bool(failed))
 """
 CHANGES = {"insert", "append", "extend", "remove", "pop", "clear", "reverse", "sort"}
 EXTRAS = ("ray", "vllm", "trl", "datasets", "peft", "accelerate", "mcp", "wandb", "reasoning_gym", "pyarrow", "gguf")
+TRAINER = (
+    "surefoot",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pydantic",
+    "yaml",
+    "jinja2",
+    "rich",
+)
 # The only modules that stop without their extra. An actor's class is made when its module is imported.
 OPTIONAL_HOMES = ("runtime.ray_actors", "runtime.ray_learner_actor", "runtime.ray_transport")
 
 
-def import_failures(src: Path, below: str = "surefoot") -> str:
+def import_failures(src: Path, below: str = "surefoot", absent: tuple[str, ...] = EXTRAS) -> str:
     names = [name for name in modules(src) if not name.endswith(OPTIONAL_HOMES) and name.startswith(below)]
     assert len(names) > 5, f"only {len(names)} modules found under {src}"
-    result = run_python("-c", IMPORT_EACH, ",".join(EXTRAS), *names, src=src)
+    result = run_python("-c", IMPORT_EACH, ",".join(absent), *names, src=src)
     return "" if result.returncode == 0 else result.stdout + result.stderr
 
 
@@ -68,6 +80,14 @@ def test_every_module_imports() -> None:
     assert import_failures(SRC) == ""
 
 
+def test_every_module_of_the_harness_imports_without_the_trainer_and_what_the_trainer_needs() -> None:
+    absent = (*EXTRAS, *TRAINER, "tensorboard", "coverage")
+    assert import_failures(HARNESS, "surefoot_harness", absent) == ""
+    assert "surefoot_harness.errors" in import_failures(
+        HARNESS, "surefoot_harness", (*absent, "surefoot_harness.errors")
+    )
+
+
 def test_the_modules_left_out_are_the_ones_that_need_an_extra() -> None:
     for home in OPTIONAL_HOMES:
         result = run_python("-c", IMPORT_EACH, "ray", f"surefoot.{home}", src=SRC)
@@ -75,12 +95,12 @@ def test_the_modules_left_out_are_the_ones_that_need_an_extra() -> None:
 
 
 def test_no_failed_import_is_swallowed() -> None:
-    swallowing = {source.name for source in sources(PACKAGE) if list(placeholders(source))}
+    swallowing = {source.name for source in sources(*PACKAGES) if list(placeholders(source))}
     assert swallowing == set(SWALLOWED_IMPORTS), "no more and no less than the exceptions"
 
 
 def test_sys_path_is_left_alone() -> None:
-    touched = {source.name for source in sources(PACKAGE) if list(path_edits(source))}
+    touched = {source.name for source in sources(*PACKAGES) if list(path_edits(source))}
     assert touched == set(PATH_EDITS), "no more and no less than the exceptions"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from regexes import HAND_WRITTEN, LONGEST, Found, attacks, calls_of, collect, slow
-from repo_tree import PACKAGE
+from repo_tree import PACKAGES
 
 Key = tuple[str, str]
 
@@ -22,7 +22,7 @@ Key = tuple[str, str]
 @lru_cache(maxsize=1)
 def of_the_package() -> tuple[list[Found], dict[Key, Found]]:
     """Expressions that are written down, and those that are made at run time by file and source."""
-    every = collect(PACKAGE)
+    every = [found for package in PACKAGES for found in collect(package)]
     made = {(found.place.partition(":")[0], found.source): found for found in every if found.pattern is None}
     return [found for found in every if found.pattern is not None], made
 
@@ -37,11 +37,11 @@ SAMPLES: dict[Key, tuple[str | bytes, ...] | str] = {
     ("rewards/verifiers/format.py", r"f'{left}[^\\n{left}{right}]+{right}'"): (
         r"<<[^\n<<>>]+>>", r"\[[^\n\[\]]+\]", r"\*[^\n\*\*]+\*",
     ),
-    ("harness/suites/manifest.py", "pattern"): "only compiled, to see whether it can be: a suite's own deny list",
-    ("harness/suites/verdicts.py", "pattern"): "a suite's own deny list, over the log of its own run",
-    ("harness/suites/package.py", "'|'.join((re.escape(word) for word in words))"): ("host|host\\.name|me",),
-    ("harness/suites/plan.py", r"'\\{(' + '|'.join(NAMES) + ')\\}'"): (r"\{(name|config|seed)\}",),
-    ("harness/suites/package.py", "b'|'.join((re.escape(word) for word in sorted(words, key=len, reverse=True)))"): (
+    ("suites/manifest.py", "pattern"): "only compiled, to see whether it can be: a suite's own deny list",
+    ("suites/verdicts.py", "pattern"): "a suite's own deny list, over the log of its own run",
+    ("suites/package.py", "'|'.join((re.escape(word) for word in words))"): ("host|host\\.name|me",),
+    ("suites/plan.py", r"'\\{(' + '|'.join(NAMES) + ')\\}'"): (r"\{(name|config|seed)\}",),
+    ("suites/package.py", "b'|'.join((re.escape(word) for word in sorted(words, key=len, reverse=True)))"): (
         b"host\\.name|host|me",
     ),
     ("learner/chat.py", "'|'.join(map(re.escape, wanted))"): (r"<\|assistant\|>|<\|end\|>|</s>|<s>",),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from repo_tree import PACKAGE, Source, parse, sources
+from repo_tree import PACKAGES, Source, parse, sources
 
 STARTS_AND_ENDS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.killpg", "os.waitid", "os.posix_spawn"}
 PROC = "/proc/"
@@ -40,7 +40,7 @@ def findings(source: Source) -> Iterator[str]:
 
 
 def place(source: Source) -> str:
-    return source.name.removeprefix("src/surefoot/")
+    return source.name.removeprefix("src/surefoot/").removeprefix("harness/src/surefoot_harness/")
 
 
 def names_of(node: ast.AST) -> set[str]:
@@ -56,12 +56,12 @@ def reads_proc(node: ast.Constant) -> bool:
 
 
 def test_nobody_but_the_supervisor_starts_or_ends_a_process_or_reads_the_process_table() -> None:
-    found = [each for source in sources(PACKAGE) for each in findings(source)]
+    found = [each for source in sources(*PACKAGES) for each in findings(source)]
     assert found == [], "\n".join(found)
 
 
 def test_every_exception_is_still_needed() -> None:
-    present = {place(source): source for source in sources(PACKAGE)}
+    present = {place(source): source for source in sources(*PACKAGES)}
     assert set(ALONE) <= set(present)
     for name in READS_PROC:
         constants = [node for node in ast.walk(present[name].tree) if isinstance(node, ast.Constant)]

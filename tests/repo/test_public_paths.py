@@ -12,7 +12,18 @@ from surefoot.moved_names import MOVED
 PATHS = (ROOT / "tests" / "repo" / "public_paths.txt").read_text(encoding="utf-8").split()
 
 
-@pytest.mark.parametrize("path", PATHS)
+IMPORTS_TRL = "surefoot.trl_bridge:GuardedGRPOTrainer"
+
+
+def test_what_imports_trl_is_importable_too() -> None:
+    """In a process of its own: TRL asks which packages are installed, and other tests change what it would hear."""
+    assert IMPORTS_TRL in PATHS
+    module, _, name = IMPORTS_TRL.partition(":")
+    done = run_python("-c", f"from {module} import {name}; print({name}.__module__)")
+    assert done.stdout.startswith("surefoot."), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path != IMPORTS_TRL])
 def test_every_public_path_of_the_first_edition_is_importable(path: str) -> None:
     module, _, name = path.partition(":")
     found = importlib.import_module(module)
@@ -22,7 +33,6 @@ def test_every_public_path_of_the_first_edition_is_importable(path: str) -> None
 
 def test_a_moved_name_is_the_very_same_thing() -> None:
     from surefoot.envs.sandbox import Limits  # type: ignore[import-not-found]
-
     from surefoot.sandbox.sandbox import SandboxLimits
 
     assert Limits is SandboxLimits

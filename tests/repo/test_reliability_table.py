@@ -277,7 +277,7 @@ def test_planted_a_stale_row_is_red_with_the_command_that_measures_it(
     commits(tmp_path, 1)
     assert main([*published, "--check"]) == 1
     said = capsys.readouterr().err
-    assert "1 figures (P1) are more than 60 commits old" in said
+    assert "1 figures (P1) are more than 60 commits of the main line old" in said
     assert 'make faults KILLS="x"' in said
     assert main([*published, "--forget-stale"]) == 0
     assert main([*published, "--check"]) == 1

@@ -19,8 +19,8 @@ DATA = frozenset(
     "Pending Leased Dropped BadCall ComponentReward FromFile".split()
 )
 """Builtin and abstract kinds of data, and records of ours that are one of several."""
-OF_USERS = frozenset({"run/arguments.py", "run/api.py", "run/evaluate.py"})
-"""Where objects that a user hands over are looked at: rows, functions, models, tokenizers."""
+OF_USERS = frozenset({"run/arguments.py", "run/api.py", "run/evaluate.py", "run/stepping.py"})
+"""Where objects that a user hands over are looked at: rows, functions, models, tokenizers, callbacks."""
 LEFT = {
     ("run/model.py", "isinstance StreamingDataset"): 2,
     ("run/task_plan.py", "isinstance StreamingDataset"): 4,

@@ -1,6 +1,6 @@
 """How much one training step goes through is counted, and growth is a decision: `scripts/walk.py` has limits here.
 
-The aim is 40 modules and 10 kinds of records (docs/architecture.md, "Size"); a limit is what was reached and a little
+The aim is 40 modules and 10 kinds of records (docs/reference/modules.md, "Size"); a limit is what was reached and a little
 head-room. Lower it when the tree gets smaller; raise it only with a reason in the commit.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from repo_tree import ROOT
 
-LIMITS = {"modules": 61, "functions": 475, "records": 44}
+LIMITS = {"modules": 62, "functions": 485, "records": 44}
 CHILD = """
 import json, os, sys, tempfile
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ def test_the_whole_step_is_seen(steps: dict[str, dict[str, Any]]) -> None:
     places = (
         "loop runtime/rollout engines/embedded rewards/pool guards/invariants system/journal learner/grpo maths/losses"
     )
-    assert {f"{name}.py" for name in [*places.split(), "runtime/probes", "tracking/log"]} <= entered
+    assert {f"{name}.py" for name in [*places.split(), "runtime/weights", "tracking/log"]} <= entered
     assert {"StepBatch", "Rollout", "Group", "TrainSample", "Batch", "LossTerms", "StepReport"} <= made
     assert not {"learner/checkpoint.py", "guards/collapse.py"} & entered
     assert "EvalResult" not in made

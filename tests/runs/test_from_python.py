@@ -322,8 +322,8 @@ REFUSED: list[tuple[dict[str, Any], type[SurefootError], str, str]] = [
     ({"args": GRPOConfig(2e-5, 50, False)}, ConfigError, "args is a GRPOConfig",
      "surefoot.train(..., learning_rate=2e-05, max_steps=50)"),
     ({"args": {"max_steps": 3}}, ConfigError, "args is a mapping", "**args"),
-    ({"callbacks": [Page()]}, ConfigError, "callbacks is not taken", "view="),
-    ({"peft_config": Page()}, ConfigError, "peft_config is not taken", "leave it out"),
+    ({"callbacks": [Page()]}, ConfigError, "callbacks is not taken", "surefoot.prepare"),
+    ({"peft_config": Page()}, ConfigError, "peft_config is a", "give a LoraConfig of PEFT"),
     ({"quantization_config": Page()}, ConfigError, "quantization_config is not taken", "bfloat16"),
     ({"optimizers": (Page(), None)}, ConfigError, "optimizers is not taken", "learning_rate"),
     ({"reward_processing_classes": Page()}, ConfigError, "reward_processing_classes is not taken", "inside the function"),
@@ -422,7 +422,9 @@ def test_the_package_shows_what_a_user_calls_and_loads_nothing_for_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == "Config Evaluation Outcome __version__ errors evaluate resume train".split()
+    assert done.stdout.split() == (
+        "Callback Config Evaluation Outcome TrainingRun __version__ errors evaluate prepare resume train".split()
+    )
 
 
 def test_a_run_folder_knows_the_start_model_as_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,18 +12,13 @@ from pathlib import Path
 
 import pytest
 from command import ROOT, surefoot
-
-from surefoot.sandbox.sandbox import available
+from mcp_runs import CONFIG, TINY
+from sandbox_host import needs_sandbox
 
 pytestmark = [
     pytest.mark.mcp,
-    pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}"),
+    needs_sandbox,
 ]
-CONFIG = str(ROOT / "configs" / "tools_mcp.toml")
-TINY = (
-    "num_tasks=400 tasks_per_step=4 num_generations=4 eval_steps=0 eval_on_start=false eval_tasks=4 reward_workers=1 "
-    "threads=1 device=cpu guard.mode=off learning_rate=1e-6 target_metric=none target_value=none max_steps=1"
-).split()
 FETCHING = """
 import sys, urllib.error, urllib.request
 _, here, granted, other = sys.argv
@@ -92,7 +87,7 @@ def test_a_run_with_a_granted_host_passes_and_its_plan_record_and_report_name_th
         "probe": {"tool": "evaluate", "arguments": {"expression": "6*7"}, "expect": "42"},
     }  # fmt: skip
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"calculator": entry}}))
-    words = [CONFIG, *TINY, *runtime, f"tools.servers={tmp_path}/mcp.json"]
+    words = [CONFIG, *TINY, "max_steps=1", *runtime, f"tools.servers={tmp_path}/mcp.json"]
     grant = f"contained, reads {servers}, reaches {host} and no other host"
     plan = surefoot("train", "--dry-run", *words, cwd=tmp_path, run="")
     assert f"calculator: {grant}" in plan.out + plan.err

@@ -143,7 +143,7 @@ def paid(row: dict[str, Any], gold: str, weights: dict[str, float]) -> float:
         )
     ]
     said = [message["content"] for message in talk if message["role"] == "assistant"]
-    parts = components(talk, solved=float(said[-1].strip() == gold), world=row["own_reward"])
+    parts = components(talk, solved=float(said[-1].strip() == gold), environment_reward=row["own_reward"])
     return sum(weight * parts[name] for name, weight in weights.items())
 
 

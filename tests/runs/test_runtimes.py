@@ -98,6 +98,16 @@ def test_the_built_in_run_cut_short_passes_there_and_its_target_is_not_judged(tm
     assert "it is shown, not judged" in ran.out
 
 
+@pytest.mark.turns(5)
+def test_planted_torn_copy_ends_a_run_that_samples_ahead_before_it_is_served(tmp_path: Path) -> None:
+    """In one process too the checksums of what an engine copied are compared: the same publisher as between many."""
+    words = ["max_steps=3", "eval_on_start=false", "max_staleness=1", "importance_sampling_correction=true", *TINY]
+    ran = surefoot("train", *words, cwd=tmp_path, planted="torn_copy")
+    assert ran.code == 4, ran.out + ran.err
+    assert "EngineError: the engine does not hold version" in ran.err
+    assert "tensors differ, first" in ran.err
+
+
 @pytest.mark.parametrize("where", [EVERYWHERE[0], RAY_AT_NIGHT, EVERYWHERE[2]])
 def test_what_the_journal_holds_is_repeated_bit_for_bit(where: str, tmp_path: Path) -> None:
     """Killed in step 4 without a checkpoint: steps 1 to 3 are learned from the journaled groups once more."""

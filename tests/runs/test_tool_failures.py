@@ -12,13 +12,9 @@ from typing import Any
 
 import pytest
 from command import ROOT, Ran, surefoot
+from mcp_runs import CONFIG, TINY
 
 pytestmark = pytest.mark.mcp
-CONFIG = str(ROOT / "configs" / "tools_mcp.toml")
-TINY = (
-    "num_tasks=400 tasks_per_step=4 num_generations=4 eval_steps=0 eval_on_start=false eval_tasks=4 reward_workers=1 "
-    "threads=1 device=cpu guard.mode=off learning_rate=1e-6 target_metric=none target_value=none"
-).split()
 DYING = """
 import os, socket, sys
 try:
@@ -39,7 +35,7 @@ del sys.argv[1:]
 print("an old complaint", file=sys.stderr, flush=True)
 calculator.main()
 """
-"""The shipped calculator, which tries to reach the network and ends at the first call after its probe; mended once a
+"""The shipped calculator, which tries to reach the network and ends at the first call after its probe; repaired once a
 file is there."""
 
 
@@ -102,7 +98,7 @@ def test_a_server_that_dies_in_the_preflight_is_blamed_itself(tmp_path: Path) ->
     assert re.search(r"tool calls: (\d+), by \d+ of 32 rollouts: 0 succeeded.*, \1 lost with their server", ran.err)
     assert "no verdict: tool_crashed" in ran.err, "one transcript"
     assert 'assistant: <tool_call>{"name": "calculator__evaluate"' in ran.err
-    assert "in run; once it is mended, go on with: surefoot train --resume" in ran.err
+    assert "in run; once it is repaired, go on with: surefoot train --resume" in ran.err
     assert ran.verdict["status"] == "ERROR"
     assert len(rows(ran.run, "preflight.jsonl")) == 32
     assert "an old complaint" in (ran.run / "logs/calculator.log").read_text(), "the log has all of its last words"
@@ -129,7 +125,7 @@ def test_a_server_that_dies_in_training_is_blamed_and_the_run_goes_on_once_it_is
     (tmp_path / "mended").touch()
     resumed = surefoot("train", "--resume", "run", cwd=tmp_path, run="")
     assert resumed.code == 0, resumed.out + resumed.err
-    assert outcomes(ran.run, range(1, 3))["ok"] > 0, "what had no verdict was played again, with the mended server"
+    assert outcomes(ran.run, range(1, 3))["ok"] > 0, "what had no verdict was played again, with the repaired server"
     record, page = reach(ran)
     for said in (record, page):
         assert re.match(r"NOT contained .*; after a resume: contained, reads ", said), "one does not hide the other"

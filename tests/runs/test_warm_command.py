@@ -72,11 +72,16 @@ def test_an_end_is_pythons_own(text: str, code: int, said: str, tmp_path: Path) 
     assert ran.err.endswith(said)
 
 
+def started(program: Path) -> subprocess.Popen[bytes]:
+    """The process that a caller sees in place of the warm one."""
+    words = [*typed(), str(program)]
+    words[words.index("surefoot")] = "python"
+    return subprocess.Popen(words, cwd=program.parent, stdout=subprocess.PIPE)
+
+
 def test_the_process_that_stands_for_it_passes_signals_on_and_dies_of_the_same(tmp_path: Path) -> None:
     waits = script(tmp_path, "import signal; print('ready', flush=True); signal.pause()")
-    words = [*typed(), str(waits)]
-    words[words.index("surefoot")] = "python"
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE) as running:
+    with started(waits) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
         running.send_signal(signal.SIGTERM)
@@ -85,9 +90,7 @@ def test_the_process_that_stands_for_it_passes_signals_on_and_dies_of_the_same(t
 
 def test_a_caller_that_is_gone_takes_its_fork_along(tmp_path: Path) -> None:
     waits = script(tmp_path, "import os, signal; print(os.getpid(), flush=True); signal.pause()")
-    words = [*typed(), str(waits)]
-    words[words.index("surefoot")] = "python"
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE) as running:
+    with started(waits) as running:
         assert running.stdout is not None
         fork = int(running.stdout.readline())
         running.kill()

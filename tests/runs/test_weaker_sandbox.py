@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from command import surefoot
+from sandbox_host import needs_sandbox
 
 from surefoot.sandbox.sandbox import available
 
-pytestmark = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
+pytestmark = needs_sandbox
 WORDS = [
     "tasks=code.jsonl", "heldout_fraction=0", "eval_steps=0", "tasks_per_step=2", "num_generations=2", "max_completion_length=4",
     "preflight_tasks=0", "reward_workers=1", "max_steps=1", "guard.mode=off",

@@ -90,7 +90,7 @@ def test_planted_clamp_lets_the_wrong_place_through(monkeypatch: pytest.MonkeyPa
     """What the learner did before: without the look, a place beyond the row is scored as if nothing were wrong."""
     net = tiny_net()
     samples = sampled(net)
-    monkeypatch.setattr(forward, "_require_in_place", lambda batch: None)
+    monkeypatch.setattr(forward, "require_in_place", lambda batch: None)
     monkeypatch.setattr(forward, "SHARING_PAYS", 0.0)
     plant_behind_the_checks(monkeypatch, 5)
     report = make_learner(net, parity_tolerance=1e9).learn(samples)

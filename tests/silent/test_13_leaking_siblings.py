@@ -72,13 +72,13 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_planted_owner_of_the_first_prompt_for_all_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = forward._distinct_prompts
+    real = forward.distinct_prompts
 
     def confused(packed: Batch) -> Any:
         prompts, owner = real(packed)
         return prompts, torch.zeros_like(owner)
 
-    monkeypatch.setattr(forward, "_distinct_prompts", confused)
+    monkeypatch.setattr(forward, "distinct_prompts", confused)
     with pytest.raises(AssertionError):
         check_neighbour(tiny_net())
     with pytest.raises(AssertionError):
@@ -87,7 +87,7 @@ def test_planted_owner_of_the_first_prompt_for_all_is_seen(monkeypatch: pytest.M
 
 def test_planted_owner_of_the_first_prompt_for_all_stops_step_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sampler drew each token alone: a learner that shows a row somebody else's prompt disagrees with it."""
-    real = forward._distinct_prompts
+    real = forward.distinct_prompts
     monkeypatch.setattr(forward, "SHARING_PAYS", 10.0)  # these prompts are short: share them all the same
     net = tiny_net()
     make_learner(net).learn(samples := sampled(net))
@@ -96,7 +96,7 @@ def test_planted_owner_of_the_first_prompt_for_all_stops_step_1(monkeypatch: pyt
         prompts, owner = real(packed)
         return prompts, torch.zeros_like(owner)
 
-    monkeypatch.setattr(forward, "_distinct_prompts", confused)
+    monkeypatch.setattr(forward, "distinct_prompts", confused)
     with pytest.raises(NumericsError, match="disagree"):
         make_learner(tiny_net()).learn(samples)
 
@@ -121,10 +121,10 @@ def test_planted_swap_of_two_siblings_places_is_seen(monkeypatch: pytest.MonkeyP
     real = forward.build_packed_index
 
     def swapped(*args: Any) -> Any:
-        seating = real(*args)
-        places = seating.completions.clone().unflatten(0, (len(seating.prompt_of), -1))
+        packed_index = real(*args)
+        places = packed_index.completions.clone().unflatten(0, (len(packed_index.prompt_of), -1))
         places[[0, 1]] = places[[1, 0]]
-        return seating._replace(completions=places.flatten())
+        return packed_index._replace(completions=places.flatten())
 
     monkeypatch.setattr(forward, "build_packed_index", swapped)
     with pytest.raises(AssertionError):
@@ -136,8 +136,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -
     real = forward.build_packed_index
 
     def planted(*args: Any) -> Any:
-        seating = real(*args)
-        change(seating.bias)
-        return seating
+        packed_index = real(*args)
+        change(packed_index.bias)
+        return packed_index
 
     monkeypatch.setattr(forward, "build_packed_index", planted)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from surefoot.maths import losses
-from surefoot.maths.losses import LossSettings, StepTotals, policy_loss
+from surefoot.maths.losses import LossInputs, LossSettings, StepTotals, policy_loss
 
 SETTINGS = LossSettings(epsilon=0.2, epsilon_high=0.3, delta=3.0)
 CASES = [
@@ -41,20 +42,22 @@ def test_all_cases_of_sign_and_range_are_as_by_hand() -> None:
 
 
 def test_planted_second_clip_on_both_signs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def both(ratio: Tensor, logp: Tensor, weight: Tensor, settings: LossSettings) -> Tensor:
+    def both(inputs: LossInputs) -> Tensor:
+        ratio, logp, _, weight, _, settings = inputs
         clipped = ratio.clamp(1 - settings.epsilon, 1 + settings.high)
         return -torch.maximum(torch.minimum(ratio * weight, clipped * weight), 3.0 * weight).expand_as(logp)
 
-    monkeypatch.setattr(losses, "_objective", both)
+    monkeypatch.setitem(losses.LOSSES, "dapo", replace(losses.LOSSES["dapo"], objective=both))
     with pytest.raises(AssertionError):
         check()
 
 
 def test_planted_clip_before_the_advantage_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def early(ratio: Tensor, logp: Tensor, weight: Tensor, settings: LossSettings) -> Tensor:
+    def early(inputs: LossInputs) -> Tensor:
+        ratio, logp, _, weight, _, settings = inputs
         clipped = ratio.clamp(1 - settings.epsilon, 1 + settings.high)
         return -(torch.minimum(ratio, clipped) * weight).expand_as(logp)
 
-    monkeypatch.setattr(losses, "_objective", early)
+    monkeypatch.setitem(losses.LOSSES, "dapo", replace(losses.LOSSES["dapo"], objective=early))
     with pytest.raises(AssertionError):
         check()

@@ -43,7 +43,7 @@ def test_all_masks_of_a_row_come_from_one_object() -> None:
     samples = samples_with_truncation(tiny_net())
     batch, _ = make_batch(samples, pad_token_id=0)
     totals = step_totals(samples, max_completion_length=8, mask_truncated=True)
-    mask = batch.loss_mask(mask_truncated=True)
+    mask = batch.mask & ~batch.truncated.unsqueeze(1)
     assert (totals.tokens, totals.rows) == (int(mask.sum()), int(mask.any(1).sum()))
 
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from local_kit import publisher_here
 from silent_kit import TASKS, make_engine, make_learner, prepare, tiny_net, weights_of
 from silent_kit import make_runtime as make_plain_runtime
 from sync_kit import World
@@ -13,7 +14,7 @@ from sync_kit import World
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.errors import NumericsError
 from surefoot.runtime.local import LocalRuntime
-from surefoot.runtime.probes import WeightProbe
+from surefoot.runtime.weights import WeightProbe
 
 
 class Deaf(EmbeddedEngine):
@@ -28,8 +29,9 @@ class Deaf(EmbeddedEngine):
 def make_runtime(engine: EmbeddedEngine, learner: Any) -> LocalRuntime:
     plain = make_plain_runtime(engine)
     return LocalRuntime(
-        engine, plain.collector, train=plain.train, evaluation=plain.evaluation, max_failures=0.0, score=learner.score
-    )
+        engine, plain.collector, train=plain.train, evaluation=plain.evaluation, max_failures=0.0,
+        publisher=publisher_here(plain, learner.score),
+    )  # fmt: skip
 
 
 def two_versions(engine: EmbeddedEngine) -> dict[str, float]:

@@ -12,7 +12,7 @@ from sync_kit import World
 
 from surefoot.errors import NumericsError
 from surefoot.maths.checksums import checksums
-from surefoot.runtime.probes import WeightProbe
+from surefoot.runtime.weights import WeightProbe
 
 
 async def sync(lie: str | None) -> World:

@@ -12,7 +12,7 @@ import pytest
 from sync_kit import World
 
 from surefoot.errors import NumericsError
-from surefoot.runtime.probes import LONG, WeightProbe
+from surefoot.runtime.weights import LONG, WeightProbe
 
 
 async def sync(lie: str | None) -> World:

@@ -11,7 +11,7 @@ from sync_kit import EngineReplica, World
 
 from surefoot.errors import EngineError, NumericsError
 from surefoot.maths.checksums import checksums
-from surefoot.runtime.probes import WeightProbe
+from surefoot.runtime.weights import WeightProbe
 
 
 class Restarted(EngineReplica):

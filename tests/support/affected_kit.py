@@ -9,7 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "src"
+from project_folder import ProjectFolder
+
+SOURCE = os.pathsep.join(str(Path(__file__).parents[2] / name) for name in ("src", "harness/src"))
 
 
 @dataclass(frozen=True)
@@ -29,26 +31,14 @@ class Said:
         return {(a or d).rpartition("::")[2]: (b or c).lower() for a, b, c, d in lines}
 
 
-class Toy:
+class Toy(ProjectFolder):
     """A project in a folder of its own."""
 
     def __init__(self, root: Path, files: dict[str, str]) -> None:
-        self.root = root
-        self.write("pytest.ini", "[pytest]\npythonpath = .\n")
-        for name, text in files.items():
-            self.write(name, text)
-
-    def write(self, name: str, text: str) -> None:
-        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-        (self.root / name).write_text(text)
-
-    def edit(self, name: str, before: str, after: str) -> None:
-        text = (self.root / name).read_text()
-        assert before in text, f"{before!r} is not in {name}"
-        self.write(name, text.replace(before, after))
+        super().__init__(root, {"pytest.ini": "[pytest]\npythonpath = .\n", **files})
 
     def pytest(self, *words: str, plugins: tuple[str, ...] = (), affected: bool = True) -> Said:
-        env = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "NO_COLOR": "1"}
+        env = {**os.environ, "PYTHONPATH": SOURCE, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "NO_COLOR": "1"}
         env.pop("PYTEST_ADDOPTS", None)
         loaded = [word for name in ("surefoot.harness.plugin", *plugins) for word in ("-p", name)]
         flag = ["--affected"] if affected else []

@@ -278,7 +278,7 @@ class Life:
                 mover.cancel()
             self._look(batch)
             world.instant("drawn")
-            stream.record_rollouts(batch, batch.groups or ())
+            stream.record_rollouts(batch)
             self._remember(batch)
             await asyncio.sleep(world.learn_s * world.rng.random())
             self._learn(batch)

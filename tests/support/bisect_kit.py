@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
+PACKAGES = (ROOT / "src" / "surefoot", ROOT / "harness" / "src" / "surefoot_harness")
+SOURCE = os.pathsep.join(str(package.parent) for package in PACKAGES)
 FIXED = {
     "GIT_AUTHOR_NAME": "Ann", "GIT_AUTHOR_EMAIL": "ann@example.org", "GIT_COMMITTER_NAME": "Ann",
     "GIT_COMMITTER_EMAIL": "ann@example.org", "GIT_AUTHOR_DATE": "2026-01-01T00:00:00Z",
@@ -24,7 +27,15 @@ OURS = (
 
 def environment(**more: str) -> dict[str, str]:
     base = {key: value for key, value in os.environ.items() if key not in OURS}
-    return {**base, **FIXED, "PYTHONPATH": str(SOURCE), "NO_COLOR": "1", **more}
+    return {**base, **FIXED, "PYTHONPATH": SOURCE, "NO_COLOR": "1", **more}
+
+
+def copied(folder: Path) -> Path:
+    """Both packages, side by side in a folder, as an installation has them."""
+    for package in PACKAGES:
+        ignored = shutil.ignore_patterns("__pycache__", "assets")
+        shutil.copytree(package, folder / package.name, ignore=ignored)
+    return folder
 
 
 def git(folder: Path, *words: str) -> str:

@@ -24,6 +24,7 @@ from transformers.utils import logging as hf_logging
 from surefoot.learner.checkpoint import TrainingState, capture, load_training_checkpoint, save_training_checkpoint
 from surefoot.learner.forward import score_batch
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.lora import Adapter, LoraSettings
 from surefoot.learner.precision import split_precision
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.packing import make_batch
@@ -43,8 +44,9 @@ hf_logging.disable_progress_bar()
 
 
 def make_learner(
-    kind: str = "llama", *, seed: int = 0, beta: float = 0.1, sync: int | None = None, dtype: str = "float32"
-) -> GRPOLearner:
+    kind: str = "llama", *, seed: int = 0, beta: float = 0.1, sync: int | None = None, dtype: str = "float32",
+    lora: LoraSettings | None = None,
+) -> GRPOLearner:  # fmt: skip
     settings = LearnerSettings(
         loss=LossSettings(beta=beta), learning_rate=1e-2, max_steps=40, max_completion_length=9, temperature=1.0,
         pad_token_id=0, lr_scheduler_type="cosine", warmup_steps=3, weight_decay=0.1, reference_sync_steps=sync,
@@ -52,7 +54,8 @@ def make_learner(
     )  # fmt: skip
     net = make_net(kind, seed=seed)
     masters = split_precision(net, getattr(torch, dtype))
-    return GRPOLearner(net, settings, None, masters)
+    adapter = None if lora is None else Adapter(net, lora, masters)
+    return GRPOLearner(net, settings, None, masters, adapter=adapter)
 
 
 def draw(learner: GRPOLearner, collect: int) -> list[TrainSample]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 from exceptions import DOC_BLOCKS
-from repo_tree import SRC
+from repo_tree import HARNESS, SRC
 from warm_command import WarmCommand
 
 LANGUAGES = ("sh", "python", "toml", "yaml", "json", "text")
@@ -166,7 +166,7 @@ def environment(aside: Path, warm: WarmCommand | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_", "COVERAGE_"))}
     return kept | people | alone | {
         "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "HOME": str(home), "PYTHONPATH": str(SRC), "NO_COLOR": "1", "COLUMNS": "120",
+        "HOME": str(home), "PYTHONPATH": os.pathsep.join([str(SRC), str(HARNESS)]), "NO_COLOR": "1", "COLUMNS": "120",
         "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": "init.defaultBranch", "GIT_CONFIG_VALUE_0": "main",
         "http_proxy": nowhere, "https_proxy": nowhere, "PIP_NO_INDEX": "1", "HF_HUB_OFFLINE": "1",

@@ -92,7 +92,7 @@ def _other_groups() -> None:
     real = DurableTaskQueue.next_batch
 
     def next_batch(self: Any, step: int, n: int) -> Any:
-        return replace(real(self, step, n), groups=None)
+        return replace(real(self, step, n), groups=())
 
     DurableTaskQueue.next_batch = next_batch  # type: ignore[method-assign]
     DurableTaskQueue.recording = MemoryTaskQueue.recording  # type: ignore[assignment, method-assign]
@@ -178,7 +178,7 @@ def _trained_too_early() -> None:
 
     def keep(self: Any, assignment: Any, groups: Any) -> None:
         batch = self._open[assignment.step]
-        if assignment.groups is None and len(batch.groups) == len(batch.items):
+        if self.batches.find(assignment.step) is None and len(batch.groups) == len(batch.items):
             self.ledger.trained(assignment.step, batch.items)
             self.batches.compose(assignment.step, batch.items)
         else:

@@ -22,7 +22,8 @@ from typing import Any
 import kill_bugs
 
 from surefoot.runtime import threads
-from surefoot.storage import failpoints, journal
+from surefoot.storage import failpoints
+from surefoot.system import journal
 
 
 def trace(path: str) -> None:
@@ -77,16 +78,16 @@ def engine_hangs_after(name: str, hit: str, moment: str) -> None:
 def requests(path: str) -> None:
     """Write down by name every completion that is asked of the engine, every rollout whose tools are opened or that is
     graded, and every call of a tool: of which rollout, the how manieth, and with what."""
-    from surefoot.engines.embedded import EmbeddedEngine
+    from surefoot.engines.serving import EngineLoop
     from surefoot.rewards.single_turn import SingleTurnEnvironment
     from surefoot.tools.session import ToolEnvironment
 
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    generate, grade, opens = EmbeddedEngine.generate, SingleTurnEnvironment.grade, ToolEnvironment.open
+    submit, grade, opens = EngineLoop.submit, SingleTurnEnvironment.grade, ToolEnvironment.open
 
     def asked(self: Any, wanted: Any) -> Any:
         os.write(descriptor, "".join(f"asked {request.id}\n" for request in wanted).encode())
-        return generate(self, wanted)
+        return submit(self, wanted)
 
     def graded(self: Any, tasks: Any, rollouts: Any, *more: Any) -> Any:
         os.write(descriptor, "".join(f"graded {r.group}/{r.index}\n" for r in rollouts).encode())
@@ -100,7 +101,7 @@ def requests(path: str) -> None:
         )
         return session
 
-    EmbeddedEngine.generate, SingleTurnEnvironment.grade = asked, graded  # type: ignore[method-assign]
+    EngineLoop.submit, SingleTurnEnvironment.grade = asked, graded  # type: ignore[method-assign]
     ToolEnvironment.open = opened  # type: ignore[method-assign]
 
 

@@ -18,9 +18,13 @@ and the exit code is the command's own. The bugs:
     forget_equal_rewards        the verdict is not told that the rewards of every group were equal
     forget_the_probe            a run is started without asking its reward anything
     skip_publish                from the second version on, loading reports success and the engine keeps its weights
+    torn_copy                   an engine that serves copies of the weights has one bit of one number wrong from the second on
     pool_holds_heldout          a held-out task is among the tasks that the run may train on
     plan_deals_heldout          the first task that the plan deals out is a held-out one
     pure_bfloat16               with dtype = "bfloat16" the optimiser steps the rounded weights themselves
+    adapter_stays_home          an adapter is trained, and engines get the base without it
+    adapter_steps_the_base      the optimiser of an adapter has the base as well
+    no_peft                     no bug: a host without the package peft
     rounded_start               the masters begin as the rounded weights instead of the model file's own
     learn_twice                 every step is applied to the weights twice
     own_rate                    something else than the schedule sets the optimiser's rate
@@ -34,6 +38,12 @@ and the exit code is the command's own. The bugs:
     no_landlock                 no bug: the host's kernel has no Landlock
     trusting_git                git is asked as it comes, with the programs that a repository names
     no_sandbox                  no bug: a host that can build no sandbox
+    trust_own_losses            a loss of the user's own is not held to the invariants
+    trust_own_estimators        ... nor an advantage estimator
+    trust_own_rules             ... nor is a guard rule tried out
+    trust_own_engines           the answers of an engine of the user's own are not looked at
+    trust_own_environments      an environment is not tried on the first task
+    forget_own_digests          the files of a user's own code are not compared on resume
 
 A bug is planted after the reward workers are forked: planting needs torch, and forking comes before it. Those in EARLY
 need none and are planted at once: what they break is over by then.
@@ -123,6 +133,25 @@ def skip_publish() -> None:
         self._version = version
 
     EmbeddedEngine.load_weights = load_weights  # type: ignore[method-assign]
+
+
+def torn_copy() -> None:
+    """Too little for any canary: only a sum over the tensor tells."""
+    import torch
+
+    from surefoot.engines.serving import EngineLoop
+
+    real = EngineLoop._own
+    served: list[int] = []
+
+    def own(self: EngineLoop, weights: Any) -> Any:
+        copies = real(self, weights)
+        if self.copy_weights and served:
+            next(iter(copies.values())).flatten().view(torch.int32)[0] ^= 1
+        served.append(1)
+        return copies
+
+    EngineLoop._own = own  # type: ignore[method-assign]
 
 
 def pure_bfloat16() -> None:
@@ -315,7 +344,8 @@ def forget_the_probe() -> None:
 
 EARLY = frozenset(
     {"border_without_sets", "evaluate_what_is_there", "forget_the_probe", "no_weights", "any_template_will_do",
-     "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git", "no_sandbox"}
+     "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git", "no_sandbox", "forget_own_digests",
+     "no_peft"}
 )  # fmt: skip
 
 
@@ -325,6 +355,8 @@ def no_weights() -> None:
     from surefoot.learner import model
 
     class Nobody:
+        from_config = model.AutoModelForCausalLM.from_config  # names and shapes alone
+
         @staticmethod
         def from_pretrained(*_: Any, **__: Any) -> Any:
             raise ModelError("weights were asked for", "planted", "planted")
@@ -423,16 +455,90 @@ def evaluate_what_is_there() -> None:
     evaluate.refuse_unanswerable = lambda *_, **__: None  # type: ignore[assignment]
 
 
+def trust_own_losses() -> None:
+    """Whatever a loss of the user's own computes, the run begins."""
+    from surefoot.learner import own_code
+
+    own_code.loss_breach = lambda settings: None  # type: ignore[attr-defined]
+
+
+def trust_own_estimators() -> None:
+    """Whatever an advantage estimator of the user's own computes, the run begins."""
+    from surefoot.learner import own_code
+
+    own_code.estimator_breach = lambda estimate: None  # type: ignore[attr-defined]
+
+
+def trust_own_rules() -> None:
+    """A guard rule is asked for the first time by the run's own evaluations."""
+    from surefoot.guards import own_rules
+
+    own_rules._try_out = lambda rule: None
+
+
+def trust_own_engines() -> None:
+    """Whatever an engine of the user's own answers goes on to the run."""
+    from surefoot.engines.own import OneAtATime
+
+    OneAtATime._looked_at = lambda self, requests, given, version: given  # type: ignore[assignment, method-assign]
+
+
+def trust_own_environments() -> None:
+    """The first rollout is the first to reset an environment."""
+    from surefoot.tools.toolkits import ToolkitSpec
+
+    ToolkitSpec.try_environment = lambda self, task: None  # type: ignore[method-assign]
+
+
+def forget_own_digests() -> None:
+    """Nobody asks what a user's own file was when the run began."""
+    from surefoot.run import inputs
+
+    inputs.own_digests = lambda config: {}  # type: ignore[attr-defined]
+
+
+def adapter_stays_home() -> None:
+    """Published are the weights that the adapter is beside, under each new version."""
+    from surefoot.learner.lora import Adapter
+
+    Adapter.published = lambda self, version: {name: self._live[name] for name in self._order}  # type: ignore[method-assign]
+
+
+def adapter_steps_the_base() -> None:
+    """Everything has a gradient, and the optimiser everything."""
+    from surefoot.learner.lora import Adapter
+
+    real = Adapter.__init__
+
+    def init(self: Adapter, net: Any, *rest: Any, **more: Any) -> None:
+        real(self, net, *rest, **more)
+        for parameter in net.parameters():
+            parameter.requires_grad_(True)
+        self.trained = dict(net.named_parameters())
+
+    Adapter.__init__ = init  # type: ignore[method-assign]
+
+
+def no_peft() -> None:
+    """Nobody finds it."""
+    import importlib.util
+
+    real = importlib.util.find_spec
+    importlib.util.find_spec = lambda name, *rest: None if name == "peft" else real(name, *rest)
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
-        mask_shift_left, mask_shift_right, flip_advantages_after_checks, shuffle_rewards, skip_publish,
+        mask_shift_left, mask_shift_right, flip_advantages_after_checks, shuffle_rewards, skip_publish, torn_copy,
         forget_the_guard, strange_sampler, longer_prompts, short_batches, pool_holds_heldout, plan_deals_heldout,
-        pure_bfloat16, rounded_start, learn_twice, own_rate,
+        adapter_stays_home, adapter_steps_the_base, no_peft, pure_bfloat16, rounded_start, learn_twice, own_rate,
         forget_answers_of_a_set, border_without_sets,
         never_steps, no_finite_gradient, forget_changed_entries, forget_equal_rewards, evaluate_what_is_there, forget_the_probe,
         speak_in_circles, forget_loops, forget_datasets,
         no_weights, any_template_will_do, any_device_will_do, any_name_will_do, no_landlock, trusting_git, no_sandbox,
+        trust_own_losses, trust_own_estimators, trust_own_rules, trust_own_engines, trust_own_environments,
+        forget_own_digests,
     )
 }  # fmt: skip
 

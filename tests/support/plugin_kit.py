@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-SRC = Path(__file__).parents[2] / "src"
+SOURCES = [str(Path(__file__).parents[2] / name) for name in ("src", "harness/src")]
 Nested = Callable[..., pytest.RunResult]
 
 
 def environment(**extra: str) -> dict[str, str]:
     """Variables for a nested session: ours on the path, nobody else's plugins, no colours."""
-    path = os.pathsep.join([str(SRC), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([*SOURCES, os.environ.get("PYTHONPATH", "")])
     return {"PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "NO_COLOR": "1", **extra}
 
 

@@ -17,6 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 PACKAGE = SRC / "surefoot"
+HARNESS = ROOT / "harness" / "src"
+PACKAGES = (PACKAGE, HARNESS / "surefoot_harness")
 DOCS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 LIGHT = "errors records protocols config data rewards tools sandbox tracking storage guards report system".split()
 _NOT_OURS = {".git", ".venv", ".cache", ".reports", "__pycache__", "dist", "build"}
@@ -56,8 +58,9 @@ def module_name(path: Path, src: Path = SRC) -> str:
 
 def modules(src: Path = SRC) -> list[str]:
     """Every importable module of the package; `assets` holds data and a script, no modules."""
-    found = [module_name(path, src) for path in python_files(src / "surefoot")]
-    return [name for name in found if ".assets" not in name and not name.endswith(".__main__")]
+    (package,) = (folder for folder in (src / "surefoot", src / "surefoot_harness") if folder.is_dir())
+    found = [module_name(path, src) for path in python_files(package)]
+    return [name for name in found if ".assets." not in name and not name.endswith((".__main__", ".sitecustomize"))]
 
 
 def repository_files() -> list[Path]:
@@ -109,8 +112,8 @@ def imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def run_python(*args: str, cwd: Path = ROOT, src: Path = SRC, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """This interpreter on `args` with our package first on the path; output captured as text."""
-    env = os.environ | {"PYTHONPATH": str(src), "NO_COLOR": "1", "COLUMNS": "120"}
+    """This interpreter on `args` with our packages first on the path; output captured as text."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(src), str(HARNESS)]), "NO_COLOR": "1", "COLUMNS": "120"}
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a pytest inside the pytest has nobody else's plugins to load
     return subprocess.run(
         [sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False

@@ -89,11 +89,11 @@ def _follow_folders() -> None:
 
 
 def _read_without_end() -> None:
+    import surefoot_harness.metrics_file
     from surefoot.report import data as report_data
     from surefoot.system import files
-    from surefoot.tracking import log
 
-    log.LINE_BYTES = report_data.LINE_BYTES = report_data.METRICS_BYTES = 1 << 40
+    surefoot_harness.metrics_file.LINE_BYTES = report_data.LINE_BYTES = report_data.METRICS_BYTES = 1 << 40
     files.read_plain = lambda path, limit: files.open_plain(path).read()
 
 

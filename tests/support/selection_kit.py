@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from project_folder import ProjectFolder
 
 from surefoot.harness.affected.records import ObservedUse, ProjectView, load, save
 from surefoot.harness.affected.remember import FinishedTest, OutsideTests, StateBuilder
@@ -13,22 +12,8 @@ from surefoot.harness.affected.tree import Tree
 ENVIRONMENT = {"python": "3.11.0", "distributions": "x"}
 
 
-class Project:
+class Project(ProjectFolder):
     """A project folder with its state file."""
-
-    def __init__(self, root: Path, files: Mapping[str, str]) -> None:
-        self.root = root
-        for name, text in files.items():
-            self.write(name, text)
-
-    def write(self, name: str, text: str) -> None:
-        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-        (self.root / name).write_text(text)
-
-    def edit(self, name: str, before: str, after: str) -> None:
-        text = (self.root / name).read_text()
-        assert before in text
-        self.write(name, text.replace(before, after))
 
     def judge(self, environment: dict[str, str] | None = None) -> Judge:
         state, notice = load(self.root)

@@ -25,8 +25,7 @@ from surefoot.learner.model import load_policy
 from surefoot.maths.checksums import checksums
 from surefoot.maths.losses import LossSettings
 from surefoot.protocols import Completion, Request
-from surefoot.runtime.probes import make_probes
-from surefoot.runtime.weights import Publisher
+from surefoot.runtime.weights import Publisher, make_probes
 
 Tensors = dict[str, Tensor]
 TOLERANCE = 1e-4

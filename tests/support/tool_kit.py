@@ -110,16 +110,11 @@ def speaker(says: Callable[[Request, str], str]) -> ScriptedEngine:
     return ScriptedEngine(script)
 
 
-def play(
-    says: Callable[[Request, str], str], kit: Kit, *, limits: ToolLimits | None = None, graders: Graders | None = None,
-    sampling: Sampling = SAMPLING, reply_tokens: int = 64, engine: Any = None, tasks: Sequence[Task] = (TASK,),
-    clock: Callable[[], float] = lambda: 0.0,
-) -> list[RolloutResult]:  # fmt: skip
-    made = codec(reply_tokens)
-    environment = ToolEnvironment(graders or Graders(), kit, limits or ToolLimits(max_turns=4), clock)  # type: ignore[arg-type]
+def collector_of(engine: Any, environment: ToolEnvironment, made: ChatCodec, tasks: Sequence[Task]) -> RolloutCollector:
+    """Runs rollouts of these tasks with the environment's tools."""
     prompts = {task.id: made.encode_prompt(task.messages()) for task in tasks}
-    collector = RolloutCollector(
-        engine or speaker(says),
+    return RolloutCollector(
+        engine,
         environment,
         made,
         prompts,
@@ -128,4 +123,14 @@ def play(
         tools=environment,
         tool_threads=4,
     )
+
+
+def play(
+    says: Callable[[Request, str], str], kit: Kit, *, limits: ToolLimits | None = None, graders: Graders | None = None,
+    sampling: Sampling = SAMPLING, reply_tokens: int = 64, engine: Any = None, tasks: Sequence[Task] = (TASK,),
+    clock: Callable[[], float] = lambda: 0.0,
+) -> list[RolloutResult]:  # fmt: skip
+    made = codec(reply_tokens)
+    environment = ToolEnvironment(graders or Graders(), kit, limits or ToolLimits(max_turns=4), clock)  # type: ignore[arg-type]
+    collector = collector_of(engine or speaker(says), environment, made, tasks)
     return collector.run_rollouts(list(tasks), sampling, purpose="train", step=1)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_thread import one_torch_thread
 
 from surefoot.records import STOP, Group, Rollout, Task, TrainSample, Turn
 
@@ -33,19 +34,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def one_thread() -> Iterator[None]:
-    """Thread count is part of a float's last bits, and the machine is shared."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    """From the first test that asks for it to the end: the nets that tests share are made on one thread too."""
+    with one_torch_thread():
+        yield
 
 
 @pytest.fixture(scope="session")
 def make_net(one_thread: None) -> Callable[..., Any]:
     """`make_net("qwen3", seed=1)`: a tiny random model of that kind, float32, eval mode."""
     return _make_net
+
+
+@pytest.fixture(scope="module")
+def net(make_net: Callable[..., Any]) -> Any:
+    """One that a file's tests share and leave as it is."""
+    return make_net()
 
 
 def _make_net(kind: str = "llama", *, seed: int = 0, **changes: Any) -> Any:

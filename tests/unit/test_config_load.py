@@ -329,7 +329,7 @@ def test_every_key_is_dumped_and_described() -> None:
         assert f"\n{leaf} = " in "\n" + dumped or f"# {leaf} is left out" in dumped
         assert f"{path} = " in described
         assert key.doc, f"{path} has no docstring"
-    tables = [config.engine, config.runtime, config.tools, config.curriculum, config.guard]
+    tables = [config.lora, config.engine, config.runtime, config.tools, config.curriculum, config.guard]
     fields = sum(len(type(one).model_fields) for one in (config, *tables))
     assert len(all_keys()) == fields - len(tables)
 

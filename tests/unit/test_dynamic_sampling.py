@@ -17,7 +17,7 @@ from surefoot.learner.samples import drop_reasons
 from surefoot.loop_state import Hooks, Run
 from surefoot.protocols import StepBatch
 from surefoot.records import STOP, Group, Rollout, Task, Turn
-from surefoot.runtime.task_queue import DurableTaskQueue, MemoryTaskQueue
+from surefoot.runtime.task_queue import DurableTaskQueue, MemoryTaskQueue, StepSampler
 from surefoot.storage.batches import BatchLog
 from surefoot.storage.journal import Journal
 from surefoot.storage.ledger import Ledger
@@ -49,15 +49,17 @@ class Players:
 def make(batches: int, queue: Any = None, **keys: Any) -> Run:
     config = Config(model="m", tasks="t", tasks_per_step=2, num_generations=2, dynamic_sampling_batches=batches, **keys)
     left = iter(TASKS)
-    hooks = Hooks(*[lambda *args: None] * 6)
+    hooks, runtime = Hooks(*[lambda *args: None] * 6), Players()
+    order = queue or MemoryTaskQueue(lambda n: [next(left) for _ in range(n)])
     return Run(
-        config=config, runtime=Players(), learner=SimpleNamespace(), queue=queue or MemoryTaskQueue(lambda n: [next(left) for _ in range(n)]),
+        config=config, runtime=runtime, learner=SimpleNamespace(), queue=StepSampler(order, runtime, config),
         codec=SimpleNamespace(vocab_size=10, stop_ids=frozenset({2})), heldout=(), hooks=hooks,
     )  # type: ignore[arg-type]  # fmt: skip
 
 
 def drawn(run: Run) -> tuple[StepBatch, Sequence[Group]]:
-    return loop.collect(run, loop.next_batch(run, 1))
+    batch = run.queue.next_batch(1, run.config.tasks_per_step)
+    return batch, batch.groups
 
 
 def test_off_a_step_trains_on_whatever_one_batch_gives() -> None:

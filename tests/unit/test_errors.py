@@ -11,7 +11,7 @@ from surefoot.errors import SurefootError
 
 TREE = {
     "SurefootError": 70, "ConfigError": 2, "ShapeError": 2, "StateError": 3, "InputError": 4, "TaskError": 4,
-    "ModelError": 4, "RewardError": 4, "EngineError": 4, "ToolError": 4, "ToolFailedError": 4, "SecurityError": 5, "InvariantError": 1, "PartialGroupError": 1,
+    "ModelError": 4, "RewardError": 4, "EngineError": 4, "ExtensionError": 4, "ToolError": 4, "ToolFailedError": 4, "SecurityError": 5, "InvariantError": 1, "PartialGroupError": 1,
     "NumericsError": 78, "StorageError": 74, "MemoryLimitError": 74, "StoppedError": 75, "StalledError": 76, "FleetError": 77, "LearnerLostError": 77,
     "LearnerStartError": 77,
     "CollapseStopError": 79,

@@ -18,7 +18,7 @@ from surefoot.errors import InvariantError, NumericsError, SurefootError
 from surefoot.loop import Hooks, Run
 from surefoot.protocols import EvalResult, LearnerFacts, ParameterUpdates, StepReport
 from surefoot.records import LENGTH, STOP, Group, Rollout, Task, TrainSample, Turn
-from surefoot.runtime.task_queue import MemoryTaskQueue
+from surefoot.runtime.task_queue import MemoryTaskQueue, StepSampler
 from surefoot.storage.files import commit_folder
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(6)]
@@ -111,9 +111,10 @@ def make(
         save=lambda step: diary.append(("save", step)),
     )
     learner: Any = FakeLearner(diary, refuse, updates)
+    runtime: Any = FakeRuntime(diary, rewards, finish)
     run = Run(
-        config=config, runtime=FakeRuntime(diary, rewards, finish), learner=learner, codec=CODEC,
-        queue=MemoryTaskQueue(lambda n: TASKS[:n]), heldout=heldout, hooks=hooks,
+        config=config, runtime=runtime, learner=learner, codec=CODEC, heldout=heldout, hooks=hooks,
+        queue=StepSampler(MemoryTaskQueue(lambda n: TASKS[:n]), runtime, config),
     )  # fmt: skip
     return run, diary
 
@@ -271,7 +272,7 @@ def test_every_logged_step_has_its_version_times_and_rewards() -> None:
 def test_a_steps_time_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that ticks once per look: the second pass over the same rollouts collected nothing."""
     now = iter(range(10_000))
-    monkeypatch.setattr("surefoot.loop.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("surefoot.loop_state.time.perf_counter", lambda: float(next(now)))
     _, diary = played(max_steps=4, num_iterations=4, heldout=())
     times = [metrics["timing/learn"] for metrics in logged(diary).values()]
     assert len(set(times)) == 1, f"every pass cost the same, and was said to cost {times}"

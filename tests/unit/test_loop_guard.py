@@ -21,7 +21,7 @@ from surefoot.loop import Hooks, Run
 from surefoot.loop_state import GuardInputs
 from surefoot.protocols import EvalResult, LearnerFacts, ParameterUpdates, StepReport
 from surefoot.records import STOP, Group, Rollout, Task, Turn, Verdict
-from surefoot.runtime.task_queue import MemoryTaskQueue
+from surefoot.runtime.task_queue import MemoryTaskQueue, StepSampler
 from surefoot.storage.run_folder import RunFolder
 from surefoot.tracking.metrics import lookup
 
@@ -52,8 +52,10 @@ class FakeRun:
             step_refused=lambda step, samples, suspects: None,
             save=lambda step: self.note("save", step),
         )
+        config = Config(**(settings | keys))
         self.run = Run(
-            config=Config(**(settings | keys)), runtime=mine, learner=mine, queue=MemoryTaskQueue(lambda n: TASKS[:n]),
+            config=config, runtime=mine, learner=mine,
+            queue=StepSampler(MemoryTaskQueue(lambda n: TASKS[:n]), mine, config),
             codec=SimpleNamespace(stop_ids=frozenset({2}), pad_token_id=0, vocab_size=50), heldout=TASKS, hooks=hooks,
             guard=None if mode == "off" else HeldOutGuard(**EAGER),
         )  # fmt: skip
@@ -242,7 +244,7 @@ def test_the_evaluation_line_carries_the_guards_numbers_and_what_looking_on_cost
 ) -> None:
     """A clock that ticks once per look, so that the share is a count of looks."""
     ticks = iter(range(10_000))
-    monkeypatch.setattr("surefoot.loop.time.perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr("surefoot.loop_state.time.perf_counter", lambda: float(next(ticks)))
     fake = FakeRun(rising, rising, max_steps=4)
     loop.train(fake.run)
     first, second, third = (metrics for _, metrics in fake.of("evaluated"))

@@ -1,4 +1,4 @@
-"""When engines get new weights, and what waiting for groups costs: as work, not as book-keeping."""
+"""When engines get new weights, and what waiting for groups costs: as work, not as bookkeeping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from surefoot.config import Config
 from surefoot.loop import Hooks, Run
 from surefoot.protocols import EvalResult, LearnerFacts, StepBatch, StepReport
 from surefoot.records import Group, Rollout, Task, Turn
-from surefoot.runtime.task_queue import BackgroundGroupWriter
+from surefoot.runtime.task_queue import MemoryTaskQueue, StepSampler
 
 TASK = Task(id="t", prompt="?")
 
@@ -36,30 +36,18 @@ class Runtime:
         self.diary.append(("evaluate", step, self.version))
         return EvalResult(1, 0.5, 0.5, 0.1, 2.0, 0.0, 0, {})
 
-    def collect(self, tasks: Any, step: int, first: int = 0, **_: Any) -> list[Group]:
-        return [group(step)]
-
     def close(self) -> None: ...
 
 
-class Books:
-    """Every batch comes with its groups, or without."""
-
-    def __init__(self, *, with_groups: bool = False) -> None:
-        self.with_groups = with_groups
+class Queue:
+    """One task a step, its group at hand."""
 
     def next_batch(self, step: int, n: int) -> StepBatch:
-        self.slow()
-        return StepBatch(step, (TASK,), (group(step),) if self.with_groups else None)
+        return StepBatch(step, (TASK,), (group(step),))
 
-    def slow(self) -> None: ...
+    def record_rollouts(self, batch: StepBatch) -> None: ...
 
-    def recording(self, assignment: Any) -> Any:
-        return BackgroundGroupWriter(lambda groups: None)
-
-    def record_rollouts(self, assignment: Any, groups: Any) -> None: ...
-
-    def close_batch(self, assignment: Any, step: int, fates: Sequence[str | None]) -> None: ...
+    def close_batch(self, batch: StepBatch, step: int, drop_reasons: Sequence[str | None]) -> None: ...
 
 
 def group(step: int) -> Group:
@@ -86,7 +74,7 @@ def trained(queue: Any = None, hooks: dict[str, Any] | None = None, **keys: Any)
     )  # fmt: skip
     codec = SimpleNamespace(stop_ids=frozenset({2}), pad_token_id=0, vocab_size=50)
     run = Run(
-        config=config, runtime=Runtime(diary), learner=learner, codec=codec, queue=queue or Books(), heldout=[TASK],
+        config=config, runtime=Runtime(diary), learner=learner, codec=codec, queue=queue or Queue(), heldout=[TASK],
         hooks=said,
     )  # fmt: skip
     loop.train(run)
@@ -128,15 +116,23 @@ def test_what_others_say_of_a_batch_is_logged_with_its_step() -> None:
 
 
 def test_waiting_for_groups_is_collecting_and_reading_the_queue_is_keeping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that only `draw` moves: what it took is in one figure and not in the other."""
+    """A clock that moves while tasks are drawn and while rollouts run: which of it is in which figure."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
-    def timed(with_groups: bool) -> dict[str, float]:
-        queue = Books(with_groups=with_groups)
-        monkeypatch.setattr(queue, "slow", lambda: now.__setitem__(0, now[0] + 8.0))
-        metrics: dict[str, float] = dict(of(trained(queue, max_steps=1), "log"))[1]  # type: ignore[assignment]
-        return metrics
+    def takes(seconds: float, answer: Any) -> Any:
+        now[0] += seconds
+        return answer
 
-    assert (timed(True)["timing/keep"], timed(True)["timing/collect"]) == (0.0, 8.0)
-    assert timed(False)["timing/keep"] == 8.0
+    runtime: Any = SimpleNamespace(collect=lambda tasks, step, *_, **__: takes(4.0, [group(step)]))
+    config = Config(model="m", tasks="t", tasks_per_step=1, num_generations=2)
+    in_step = StepSampler(MemoryTaskQueue(lambda n: takes(8.0, [TASK])), runtime, config)
+    ahead = Queue()
+    ahead.next_batch = lambda step, n: takes(8.0, StepBatch(step, (TASK,), (group(step),)))  # type: ignore[method-assign]
+
+    def timed(queue: Any) -> tuple[float, float]:
+        metrics: Any = dict(of(trained(queue, max_steps=1), "log"))[1]
+        return metrics["timing/keep"], metrics["timing/collect"]
+
+    assert timed(ahead) == (0.0, 8.0)
+    assert timed(in_step) == (8.0, 12.0)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from pebble_kit import ASSETS, maker, read_once, render
+from transformers import GenerationConfig
 
-import surefoot
 from surefoot.data.builtin import sum_task, sums_tasks
 from surefoot.data.heldout import is_heldout
 from surefoot.records import Task
 
-FOLDER = Path(surefoot.__file__).parent / "assets" / "pebble"
+FOLDER = ASSETS / "pebble"
 MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
 CHAT = [
     {"role": "system", "content": "Add."},
@@ -29,56 +26,19 @@ CHAT = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(FOLDER)
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+tokenizer, model = read_once(FOLDER)
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("make_pebble", FOLDER / "make_pebble.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return maker("pebble")
 
 
 def heldout(n: int) -> list[Task]:
     return [task for task in sums_tasks(10_000, seed=0) if is_heldout(task.id, 0.1)][:n]
 
 
-def render(tokenizer: Any, messages: list[dict[str, str]], *, prompt: bool = False) -> list[int]:
-    ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=prompt)["input_ids"]
-    return ids
-
-
 # -- the folder -----------------------------------------------------------------
-
-
-def test_every_file_is_the_one_the_manifest_describes() -> None:
-    shipped = {p.name for p in FOLDER.iterdir() if p.is_file()} - {"manifest.json", "make_pebble.py"}
-    assert shipped == set(MANIFEST["files"])
-    for name, told in MANIFEST["files"].items():
-        content = (FOLDER / name).read_bytes()
-        assert (len(content), hashlib.sha256(content).hexdigest()) == (told["bytes"], told["sha256"]), name
-
-
-def test_the_folder_is_at_most_four_megabytes_of_bfloat16() -> None:
-    assert sum(told["bytes"] for told in MANIFEST["files"].values()) <= 4_000_000
-    assert AutoConfig.from_pretrained(FOLDER).dtype == torch.bfloat16
-
-
-def test_nothing_in_the_folder_names_a_machine() -> None:
-    for name in MANIFEST["files"]:
-        if not name.endswith(".safetensors"):
-            text = (FOLDER / name).read_text()
-            assert not any(word in text for word in ("/home/", "/tmp/", "/root/", "/work/", "http")), name
 
 
 def test_the_architecture_is_the_one_engines_expect(model: Any) -> None:
@@ -95,28 +55,9 @@ def test_the_architecture_is_the_one_engines_expect(model: Any) -> None:
 # -- the tokenizer --------------------------------------------------------------
 
 
-def test_tokenizer_config_and_embedding_agree_on_the_vocabulary(tokenizer: Any, model: Any) -> None:
-    assert len(tokenizer) == model.config.vocab_size == model.get_input_embeddings().weight.shape[0]
-
-
-def test_all_three_configs_agree_on_two_different_special_tokens(tokenizer: Any, model: Any) -> None:
-    generation = GenerationConfig.from_pretrained(FOLDER)
-    assert tokenizer.eos_token_id == model.config.eos_token_id == generation.eos_token_id
-    assert tokenizer.pad_token_id == model.config.pad_token_id == generation.pad_token_id
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-    assert tokenizer.bos_token_id is model.config.bos_token_id is None
-
-
 def test_generation_defaults_change_no_probability() -> None:
     generation = GenerationConfig.from_pretrained(FOLDER)
     assert (generation.do_sample, generation.temperature, generation.top_k, generation.top_p) == (True, 1.0, 0, 1.0)
-
-
-def test_text_comes_back_character_by_character(tokenizer: Any) -> None:
-    text = "".join(map(chr, range(32, 127))) + "\n  two  spaces , and 'quotes' n't .\n"
-    ids = tokenizer(text)["input_ids"]
-    assert len(ids) == len(text)
-    assert tokenizer.decode(ids) == text
 
 
 @pytest.mark.parametrize("text", ["é", "1é2", "\t", "日本", "🙂"])

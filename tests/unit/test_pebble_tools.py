@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
 import random
 from pathlib import Path
@@ -11,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from pebble_kit import ASSETS, maker, read_once, render
 
-import surefoot
 from surefoot.data.builtin import CALCULATOR, KINDS, errands_tasks, multiplication_task, reversal_task
 from surefoot.data.heldout import is_heldout
 from surefoot.errors import ModelError
@@ -23,7 +20,7 @@ from surefoot.learner.model import load_policy
 from surefoot.records import Task
 from surefoot.tools.parsing import parse_calls
 
-FOLDER = Path(surefoot.__file__).parent / "assets" / "pebble_tools"
+FOLDER = ASSETS / "pebble_tools"
 MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
 CALL = '<tool_call>{"name": "calculator__evaluate", "arguments": {"expression": "347*86"}}</tool_call>'
 CHAT: list[dict[str, Any]] = [
@@ -35,24 +32,12 @@ CHAT: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(FOLDER)
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+tokenizer, model = read_once(FOLDER)
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("make_pebble_tools", FOLDER / "make_pebble_tools.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return maker("pebble_tools")
 
 
 @pytest.fixture(scope="module")
@@ -60,32 +45,7 @@ def heldout() -> list[Task]:
     return [task for task in errands_tasks(2000, seed=0) if is_heldout(task.id, 0.1)][:160]
 
 
-def render(tokenizer: Any, messages: list[dict[str, Any]], *, prompt: bool = False) -> list[int]:
-    ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=prompt)["input_ids"]
-    return ids
-
-
 # -- the folder -----------------------------------------------------------------
-
-
-def test_every_file_is_the_one_the_manifest_describes() -> None:
-    shipped = {p.name for p in FOLDER.iterdir() if p.is_file()} - {"manifest.json", "make_pebble_tools.py"}
-    assert shipped == set(MANIFEST["files"])
-    for name, told in MANIFEST["files"].items():
-        content = (FOLDER / name).read_bytes()
-        assert (len(content), hashlib.sha256(content).hexdigest()) == (told["bytes"], told["sha256"]), name
-
-
-def test_the_folder_is_at_most_three_megabytes_of_bfloat16() -> None:
-    assert sum(told["bytes"] for told in MANIFEST["files"].values()) <= 3_000_000
-    assert AutoConfig.from_pretrained(FOLDER).dtype == torch.bfloat16
-
-
-def test_nothing_in_the_folder_names_a_machine() -> None:
-    for name in MANIFEST["files"]:
-        if not name.endswith(".safetensors"):
-            text = (FOLDER / name).read_text()
-            assert not any(word in text for word in ("/home/", "/tmp/", "/root/", "/work/", "http")), name
 
 
 def test_it_loads_by_its_name() -> None:
@@ -111,29 +71,11 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
 # -- the tokenizer --------------------------------------------------------------
 
 
-def test_tokenizer_config_and_embedding_agree_on_the_vocabulary(tokenizer: Any, model: Any) -> None:
-    assert len(tokenizer) == model.config.vocab_size == model.get_input_embeddings().weight.shape[0]
-
-
-def test_all_three_configs_agree_on_two_different_special_tokens(tokenizer: Any, model: Any) -> None:
-    generation = GenerationConfig.from_pretrained(FOLDER)
-    assert tokenizer.eos_token_id == model.config.eos_token_id == generation.eos_token_id
-    assert tokenizer.pad_token_id == model.config.pad_token_id == generation.pad_token_id
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-
-
 def test_a_call_costs_four_tokens_and_the_expression(tokenizer: Any) -> None:
     ids = tokenizer(CALL)["input_ids"]
     assert len(ids) == 4 + len("347*86")
     assert not set(ids) & set(tokenizer.all_special_ids), "a special token would vanish when tokens become text"
     assert tokenizer.decode(ids, skip_special_tokens=True) == CALL
-
-
-def test_text_without_a_call_comes_back_character_by_character(tokenizer: Any) -> None:
-    text = "".join(map(chr, range(32, 127))) + "\n  two  spaces , and 'quotes' n't .\n"
-    ids = tokenizer(text)["input_ids"]
-    assert len(ids) == len(text)
-    assert tokenizer.decode(ids) == text
 
 
 def test_the_call_is_read_by_the_parser_of_the_loop(script: Any) -> None:

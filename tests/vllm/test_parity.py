@@ -138,13 +138,17 @@ def test_old_weights_under_a_new_name_stop_the_learner_at_its_next_step(
 def test_readback_names_every_tensor_and_agrees_with_what_was_handed_over(engine: VllmEngine, learner: Any) -> None:
     handed = engine.prepare(learner.weights(), 3)
     assert engine.commit(3) == handed
-    in_force = engine.readback()
+    in_force = engine.between_tokens(lambda inner: inner.read_back())
     assert handed.items() <= in_force.items()
     assert in_force.keys() - handed.keys() == {"lm_head.weight"}
     changed = {name: value.detach().clone() for name, value in learner.weights().items()}
     changed["model.layers.1.mlp.up_proj.weight"][3, 4] += 1e-6
     engine.load_weights(changed, 4)
-    differing = {name for name, value in engine.readback().items() if in_force[name] != value}
+    differing = {
+        name
+        for name, value in engine.between_tokens(lambda inner: inner.read_back()).items()
+        if in_force[name] != value
+    }
     assert differing == {"model.layers.1.mlp.up_proj.weight"}
 
 

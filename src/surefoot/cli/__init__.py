@@ -2,7 +2,8 @@
 
 Heavy imports happen inside the commands, so `surefoot --help` answers at once.
 
-Read next: `exits.py`, how an error becomes a message and an exit code.
+What judges from outside is `surefoot_harness.cli`, the same commands as `surefoot-harness`.
+Read next: its `exits.py`, how an error becomes a message and an exit code.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from typing import Annotated, Optional
 
 import typer
 
-from surefoot.cli import bisect, check, commands, preflight, runs, testing
+from surefoot.cli import commands, preflight, runs
 from surefoot.cli.exits import guarded
-from surefoot.cli.overview import Overview
+from surefoot.cli.overview import TrainerOverview
 from surefoot.system.signals import COMMAND
+from surefoot_harness.cli import COMMANDS
 
 app = typer.Typer(
     name="surefoot",
-    cls=Overview,
+    cls=TrainerOverview,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -112,8 +114,8 @@ def version() -> None:
 
 
 for _add in (
-    runs.add_eval, runs.add_status, runs.add_report, runs.add_ledger, preflight.add_probe_reward, preflight.add_tools,
-    check.add_to, testing.add_trend, bisect.add_to, testing.add_suite, testing.add_runner, commands.add_demo,
+    runs.add_eval, runs.add_export, runs.add_status, runs.add_report, runs.add_ledger, preflight.add_probe_reward,
+    preflight.add_tools, *COMMANDS, commands.add_demo,
 ):  # fmt: skip
     _add(app)
 

@@ -64,7 +64,7 @@ def _probe(words: Sequence[str], tasks: int, adversarial: int, full: float | Non
 
     loaded = _load(words)
     inputs = read_inputs(loaded.config, loaded.base)
-    _refuse_a_world(inputs)
+    _refuse_environment_reward(inputs)
     if verifier_reward in inputs.functions.values():
         verifier_scorer(inputs.task_set.tasks)  # refuses by name what no verifier can judge
     with probe_pool(loaded.config, inputs, loaded.config.reward_workers) as pool:
@@ -88,7 +88,7 @@ def _ask(inputs: Inputs, pool: RewardPool, tasks: int, adversarial: int, full: f
     )  # fmt: skip
 
 
-def _refuse_a_world(inputs: Inputs) -> None:
+def _refuse_environment_reward(inputs: Inputs) -> None:
     """Where no function judges, there is nobody to ask."""
     from surefoot.errors import RewardError
 

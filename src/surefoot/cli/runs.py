@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _Text = Optional[str]  # noqa: UP045 - typer resolves annotations at run time
 _Texts = Optional[list[str]]  # noqa: UP045
 _File = Optional[Path]  # noqa: UP045
+_AnyRun = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")]
 _Target = Annotated[str, typer.Argument(metavar="RUN | MODEL", help="A run folder, a model folder or a model's name.")]
 
 
@@ -114,6 +115,46 @@ def _lines(found: Evaluation) -> Iterator[str]:
     yield from (f"{name:<32} {value}" for name, value in found.metrics.items())
 
 
+# -- `surefoot export`: a run's adapter, or the model with it merged in ----------------------------
+
+
+def add_export(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command("export")(export)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run with [lora].")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where to; a folder that is not there yet.")],
+    merged: Annotated[
+        bool, typer.Option("--merged", help="The whole model, with the adapter merged into its weights.")
+    ] = False,
+    step: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=0, help="Of which step; the last checkpoint when left out.", show_default=False),
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="Of the best checkpoint, as the verdict names it.")] = False,
+) -> None:
+    """Write the adapter that RUN trained to FOLDER: as PEFT reads it, or with --merged as a model of its own.
+
+    A run without [lora] needs no export: its checkpoints are plain Hugging Face folders.
+    """
+    sys.exit(guarded(partial(_export, run, out, merged, step, best)))
+
+
+def _export(run: Path, out: Path, merged: bool, step: int | None, best: bool) -> int:
+    from surefoot.errors import ConfigError
+    from surefoot.run.export import export as write
+    from surefoot.tracking.text import printable
+
+    if best and step is not None:
+        raise ConfigError("--step and --best are both given", "they name two checkpoints", "keep one")
+    name = "best" if best else None if step is None else f"step_{step}"
+    for line in write(run, out, checkpoint=name, merged=merged).lines():
+        print(printable(line))
+    return 0
+
+
 # -- `surefoot status`: what a run is doing right now ---------------------------------------------
 
 
@@ -201,7 +242,7 @@ def add_report(app: typer.Typer) -> None:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
+    run: _AnyRun,
     output: Annotated[
         Optional[Path],  # noqa: UP045 - typer resolves this spelling in every version we allow
         typer.Option("--output", "-o", metavar="FILE", help="Where to; RUN/report.html when left out."),
@@ -237,7 +278,7 @@ def add_ledger(app: typer.Typer) -> None:
 
 
 def ledger(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.")],
+    run: _AnyRun,
     items: Annotated[
         Optional[LedgerFilter],  # noqa: UP045 - typer resolves this spelling in every version we allow
         typer.Option("--items", help="List the items of one kind, with step or reason.", show_default=False),

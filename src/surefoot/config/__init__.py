@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from surefoot.config import rules as config_rules
+from surefoot.config.choices import ENGINES, ESTIMATORS, LOSSES, RULES, loss_facts, own_text
 
 # -- The tables of a config, `[engine]` to `[guard]`, and the types that every key is made of -----
 # Owns       names, types and defaults of keys in tables; `config.py` has those outside.
@@ -39,6 +40,18 @@ Int = Annotated[int, BeforeValidator(_number), Field(strict=True)]
 Float = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False)]
 
 
+OwnCode = Annotated[str, AfterValidator(own_text)]
+"""`file.py:name`: code of the user's own."""
+if TYPE_CHECKING:  # the names stand in one table, which a type checker does not read
+    LossType: TypeAlias = str
+    Estimator: TypeAlias = str
+    EngineKind: TypeAlias = str
+    RuleName: TypeAlias = str
+else:
+    LossType, Estimator = Literal[tuple(LOSSES)] | OwnCode, Literal[ESTIMATORS] | OwnCode
+    EngineKind, RuleName = Literal[tuple(ENGINES)] | OwnCode, Literal[tuple(RULES)] | OwnCode
+
+
 class Table(BaseModel):
     """A frozen table that refuses keys it does not know."""
 
@@ -48,8 +61,8 @@ class Table(BaseModel):
 class EngineConfig(Table):
     """`[engine]`: who generates."""
 
-    kind: Literal["embedded", "vllm", "openai"] = "embedded"
-    """Which engine samples: `embedded` is ours, `vllm` is vLLM in the engine's process, `openai` a server at engine.url (it trains only where that server takes weights and token ids)."""
+    kind: EngineKind = "embedded"
+    """Which engine samples: `embedded` is ours, `vllm` is vLLM in the engine's process, `openai` a server at engine.url (it trains only where that server takes weights and token ids); or one of your own; docs/extending.md."""
 
     rows: Int = 0
     """Rollouts decoded side by side; 0 means tasks_per_step x num_generations, at most 256. Rounded up to a multiple of 8 (16 where weights cannot be packed): fixed shapes are what makes a rollout independent of its neighbours."""
@@ -195,11 +208,6 @@ class CurriculumConfig(Table):
     """Steps from start to end, in between in a straight line; 0 means max_steps."""
 
 
-RuleName = Literal[
-    "decline", "gap", "kl", "both_falling", "entropy_collapse", "length_explosion", "length_collapse", "reward_saturated"
-]  # fmt: skip
-
-
 class GuardConfig(Table):
     """`[guard]`: when to stop a run that is hurting the model; docs/guards.md explains each rule."""
 
@@ -220,7 +228,7 @@ class GuardConfig(Table):
     max_proxy_real_gap: Float | None = None
     """How much more than held-out the reward may gain; turns the rule gap on."""
     rules: tuple[RuleName, ...] | None = None
-    """Names of the rules that are on; decline, and kl and gap when their limit is set, when left out."""
+    """Names of the rules that are on; decline, and kl and gap when their limit is set, when left out. Rules of your own stand beside ours; docs/extending.md."""
     margin_se: Float | Literal["auto"] = "auto"
     """Standard errors by which a fall has to exceed noise; 0 switches the margin off."""
     min_drop: Float = 0.0
@@ -233,6 +241,25 @@ class GuardConfig(Table):
     """For the rule reward_saturated: evaluations in a row without any spread."""
     calibrate_from: str | None = None
     """Folder of a run that is known to be healthy: guard.kl_hard_stop and guard.max_proxy_real_gap are tightened to what it needed and half as much again."""
+
+
+class LoraConfig(Table):
+    """`[lora]`: train a small adapter beside frozen weights instead of every weight; docs/models.md."""
+
+    rank: Int | None = None
+    """Rank of the two matrices beside each chosen layer; turns LoRA on. Left out, every weight is trained."""
+
+    alpha: Float | None = None
+    """The adapter's product is scaled by alpha / rank; 2 x rank when left out."""
+
+    dropout: Float = 0.0
+    """Only 0 is taken: engines sample from the model without dropout, and a learner with it would score another."""
+
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Linear layers that get an adapter, by the ends of their names, such as ["q_proj", "v_proj"]; "all-linear" is every one but the output layer."""
+
+    modules_to_save: tuple[str, ...] = ()
+    """Modules that are trained whole beside the adapter, by the ends of their names, such as ["norm"]; in float32 only."""
 
 
 # -- Every key: a strict typed tree from TOML or YAML, all problems reported at once --------------
@@ -318,6 +345,9 @@ class Config(Table):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where the policy lives; `auto` takes cuda, else mps, else cpu. An absent device is an error."""
 
+    cuda_kernels: bool = True
+    """On a CUDA device the embedded engine decodes in captured graphs and the learner computes with fused kernels, where they know the model; false takes the plain code there too. Without a GPU it means nothing."""
+
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the policy computes in, and what engines get. In bfloat16 the optimiser steps float32 masters of the weights (docs/engines.md, Precision); gradients and moments are float32 either way."""
 
@@ -382,8 +412,8 @@ class Config(Table):
     """Steps in a row that may be refused for a non-finite loss or gradient before the run stops with 78."""
 
     # -- the loss ---------------------------------------------------------------
-    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo"] = "dapo"
-    """How token losses are weighed and added up; gspo is one ratio per row and the mean over rows; see docs/maths.md."""
+    loss_type: LossType = "dapo"
+    """How token losses are weighed and added up; gspo is one ratio per row and the mean over rows; see docs/maths.md. Or a loss of your own; docs/extending.md."""
     importance_sampling_level: Literal["auto", "token", "sequence"] = "auto"
     """Ratio per token, or one per sequence; auto is sequence for gspo, else token. With another loss_type sequence is not GSPO: see docs/maths.md."""
     epsilon: Float = 0.2
@@ -400,8 +430,8 @@ class Config(Table):
     """The reference is refreshed every so many steps; with beta > 0, 1 is refused: the penalty would be dead."""
     num_iterations: Int = 1
     """Optimiser steps on the same rollouts; counts towards max_steps."""
-    scale_rewards: Literal["group", "batch", "rank", "none"] = "group"
-    """Divide centred rewards by the group's std, the batch's std, use ranks, or leave them."""
+    scale_rewards: Estimator = "group"
+    """Divide centred rewards by the group's std, the batch's std, use ranks, or leave them. Or an estimator of your own; docs/extending.md."""
     partial_groups: Literal["drop", "train", "refuse"] = "drop"
     """A group that lost siblings: leave it out, train on the survivors, or stop."""
     mask_truncated_completions: bool = False
@@ -482,7 +512,7 @@ class Config(Table):
     """Write metrics every so many steps."""
 
     save_steps: Int = 0
-    """Save weights as a Hugging Face folder every so many steps; the end is always saved."""
+    """Save weights every so many steps, as a Hugging Face folder or, with [lora], as an adapter in PEFT's form; the end is always saved."""
 
     save_minutes: Float = 10.0
     """Save also every so many minutes, so that a killed run has little to do again; of these the newest two stay. 0 means never."""
@@ -502,6 +532,7 @@ class Config(Table):
     report_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Where numbers go beside RUN/metrics.jsonl; a sink that is slow or broken loses lines, never time."""
 
+    lora: LoraConfig = LoraConfig()
     engine: EngineConfig = EngineConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     tools: ToolsConfig = ToolsConfig()
@@ -518,7 +549,7 @@ class Config(Table):
     def ratio_level(self) -> Literal["token", "sequence"]:
         """importance_sampling_level with `auto` resolved: one ratio per row for gspo, else one per token."""
         if self.importance_sampling_level == "auto":
-            return "sequence" if self.loss_type == "gspo" else "token"
+            return "sequence" if loss_facts(self.loss_type).row_ratio else "token"
         return self.importance_sampling_level
 
     @property

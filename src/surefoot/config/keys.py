@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from surefoot.config import Config
+from surefoot.config import Config, OwnCode
 
 ALIASES = {
     "group_size": "num_generations",
@@ -112,6 +112,8 @@ def _table_of(field: FieldInfo) -> type[BaseModel] | None:
 def _members(annotation: Any) -> tuple[Any, ...]:
     """The alternatives of a union, `Annotated` unwrapped: `Int | None` gives (int, NoneType)."""
     origin = typing.get_origin(annotation)
+    if annotation == OwnCode:
+        return (OwnCode,)
     if origin is typing.Annotated:
         return _members(typing.get_args(annotation)[0])
     if origin in (typing.Union, types.UnionType):
@@ -135,6 +137,8 @@ def allowed(annotation: Any) -> str:
             parts.append(
                 'a table of sets, NAME = "FILE" or NAME = { tasks = "FILE", metric = "exact", num_tasks = 200 }'
             )
+        elif member == OwnCode:
+            parts.append('your own as "file.py:name"')
         elif member is not types.NoneType:
             parts.append(words[member])
     return " or ".join(parts)

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from surefoot.config import Config, EvalSetConfig, foreign
+from surefoot.config.choices import is_own
 from surefoot.config.files import WHY, ParsedFile, parse_overrides, parse_toml, read_config_file
 from surefoot.config.keys import ALIASES, SETS, all_keys, allowed, hint, nearest, tables
 from surefoot.config.rules import BUILTIN as BUILTIN_NAME
@@ -144,6 +145,9 @@ class Draft:
                 self.problem("", f"{path} is missing: {all_keys()[path].doc}")
             else:
                 place = self.places.get(path, "")
+                if said := _range_problem(path, self.values[path], item.get("ctx", {})):
+                    self.problem(place, said)
+                    continue
                 self.problem(place, _type_problem(path, self.values[path], yaml=bool(_YAML_PLACE.search(place))))
         stand_in = dict.fromkeys(("model", "tasks"), "missing")
         kept = {path: value for path, value in self.values.items() if path not in bad}
@@ -214,6 +218,15 @@ def _set_problem(location: tuple[int | str, ...], sets: Mapping[str, Any]) -> st
     return f"{SETS}.{name}.{key} = {_shown(sets[name][key])}: must be {allowed(field.annotation)}"
 
 
+_RANGES = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+
+
+def _range_problem(path: str, value: Any, limits: Mapping[str, Any]) -> str:
+    """What is wrong with a value outside the range that stands beside its key; empty for another fault."""
+    words = [f"{word} {limits[name]:g}" for name, word in _RANGES.items() if name in limits]
+    return f"{path} = {_shown(value)}: must be {' and '.join(words)}" if words else ""
+
+
 def _type_problem(path: str, value: Any, *, yaml: bool) -> str:
     key = all_keys()[path]
     line = f"{path} = {_shown(value)}: must be {allowed(key.annotation)}"
@@ -256,7 +269,9 @@ def _path_problems(config: Config) -> Iterator[str]:
     for name, keys in config.eval_sets.items():
         named |= {f"eval_sets.{name}.tasks": keys.tasks, f"eval_sets.{name}.metric": keys.metric}
     named["guard.calibrate_from"] = config.guard.calibrate_from
+    named |= {"loss_type": config.loss_type, "scale_rewards": config.scale_rewards, "engine.kind": config.engine.kind}
     lists = [("reward_funcs", config.reward_funcs), ("tools.functions", config.tools.functions)]
+    lists.append(("guard.rules", config.guard.rules or ()))
     for name, text in [*named.items(), *((name, text) for name, texts in lists for text in texts)]:
         if text and (why := _not_a_path(text)):
             yield f"{name} = {_shown(text)}: {why}"
@@ -321,6 +336,11 @@ def _require_problems(config: Config) -> Iterator[str]:
 
 def _rule_problems(rules: tuple[str, ...], limits: Mapping[str, float | None]) -> Iterator[str]:
     keys = {"kl": "guard.kl_hard_stop", "gap": "guard.max_proxy_real_gap"}
+    if rules and all(is_own(name) for name in rules):
+        yield (
+            f"guard.rules = {list(rules)}: only rules of your own, and nobody has measured how often those are wrong; "
+            'add one of ours, such as "decline"'
+        )
     if not rules:
         yield 'guard.rules = []: no rule is on; write guard.mode = "off" to train without a guard'
     if len(set(rules)) != len(rules):
@@ -396,7 +416,22 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), *, data: bytes
     config = draft.build()
     notes += _defaults(draft, written)
     base = path.parent.absolute() if path else Path.cwd()
+    config = with_own_code(config, base)
     return LoadedConfig(config, base, tuple(notes), draft.source, frozenset(written), target)
+
+
+def with_own_code(config: Config, base: Path) -> Config:
+    """The same config with code of the user's own by absolute path: every process of the run finds it by that name."""
+
+    def found(value: Any) -> Any:
+        return _absolute_text(value, base) if is_own(value) else value
+
+    changed: dict[str, Any] = {name: found(getattr(config, name)) for name in ("loss_type", "scale_rewards")}
+    changed["engine"] = config.engine.model_copy(update={"kind": found(config.engine.kind)})
+    if config.guard.rules is not None:
+        rules = tuple(found(name) for name in config.guard.rules)
+        changed["guard"] = config.guard.model_copy(update={"rules": rules})
+    return config.model_copy(update=changed)
 
 
 def shown_target_line(target: tuple[str, float]) -> str:
@@ -409,7 +444,7 @@ def config_from_values(values: Mapping[str, Any], *, source: str, base: Path) ->
     draft = Draft(source)
     for key, value in flatten(values):
         draft.add(key, value, "", {})
-    config = draft.build()
+    config = with_own_code(draft.build(), base)
     notes = (*draft.notes, *_defaults(draft, set(draft.values)))
     return LoadedConfig(config, base, notes, source, frozenset(draft.values))
 
@@ -446,6 +481,10 @@ def _take_overrides(draft: Draft, words: Sequence[str], *, rebase: bool) -> set[
 def _from_here(key: str, value: Any) -> Any:
     """A path typed on the command line means the current folder, wherever the config file lies."""
     here = Path.cwd()
+    if is_own(value) and key in ("loss_type", "scale_rewards", "engine.kind"):
+        return _absolute_text(value, here)
+    if key == "guard.rules" and isinstance(value, list):
+        return [_absolute_text(item, here) if is_own(item) else item for item in value]
     if key in ("reward_funcs", "tools.functions") and isinstance(value, list):
         return [_function_from(item, here) if isinstance(item, str) else item for item in value]
     if key in ("output_dir", "replay_pairs", *_FILES) and isinstance(value, str):

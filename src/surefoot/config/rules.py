@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from surefoot.config.choices import engine_facts, is_own, loss_facts, refused_values
 from surefoot.config.schedule import schedule_of
 from surefoot.errors import ConfigError
 from surefoot.system.environment import misnamed
@@ -37,7 +38,7 @@ _POSITIVE = (
     "logging_steps dead_channel_steps stall_timeout_s stop_timeout_s rollout_timeout_s weight_sync_steps runtime.engines "
     "runtime.workers runtime.start_timeout_s runtime.restart_timeout_s max_turns tools.max_calls tools.call_timeout_s "
     "tools.max_result_tokens tools.concurrency guard.min_evals guard.decline_patience guard.ema_alpha "
-    "guard.min_entropy_ratio guard.saturation_patience repetition_cost"
+    "guard.min_entropy_ratio guard.saturation_patience repetition_cost lora.rank lora.alpha"
 ).split()
 _NOT_NEGATIVE = (
     "max_bad_rows seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
@@ -99,12 +100,13 @@ def _pair_problems(config: Config) -> Iterator[str]:
     yield from _batch_problems(config)
     yield from _wait_problems(config)
     yield from _schedule_problems(config)
-    yield from _fleet_problems(config)
+    yield from _ray_problems(config)
     yield from _tool_problems(config)
     yield from _dynamic_problems(config)
     yield from _stream_problems(config)
     yield from _curriculum_problems(config)
     yield from _loss_problems(config)
+    yield from _lora_problems(config)
     if config.reward_weights is not None and len(config.reward_weights) != max(1, len(config.reward_funcs)):
         yield (
             f"reward_weights has {len(config.reward_weights)} entries for {max(1, len(config.reward_funcs))} "
@@ -132,6 +134,37 @@ def _pair_problems(config: Config) -> Iterator[str]:
         yield (
             f"heldout_fraction = 0 with heldout_group = {config.heldout_group!r} and heldout_seed = "
             f"{config.heldout_seed}: nothing is divided; set heldout_fraction, or remove the others"
+        )
+
+
+def _lora_problems(config: Config) -> Iterator[str]:
+    lora = config.lora
+    if lora.dropout:
+        yield (
+            f"lora.dropout = {lora.dropout}: engines sample from the model without dropout, so the learner's ratios and "
+            "KL would be noise (docs/failures.md, entry 14); leave it 0"
+        )
+    if lora.rank is None:
+        for name in ("alpha", "target_modules", "modules_to_save"):
+            if getattr(lora, name) != type(lora).model_fields[name].default:
+                yield f"lora.{name} without lora.rank: every weight is trained, there is no adapter; set lora.rank"
+        return
+    if isinstance(lora.target_modules, tuple):
+        if "all-linear" in lora.target_modules:
+            yield 'lora.target_modules has "all-linear" in a list: write lora.target_modules = "all-linear"'
+        if not lora.target_modules or not all(lora.target_modules):
+            yield f"lora.target_modules = {list(lora.target_modules)}: an adapter beside nothing would train nothing"
+    if not all(lora.modules_to_save):
+        yield f"lora.modules_to_save = {list(lora.modules_to_save)}: holds an empty name, which every module ends in"
+    if lora.modules_to_save and config.dtype != "float32":
+        yield (
+            f"lora.modules_to_save = {list(lora.modules_to_save)} with dtype = {config.dtype}: a module that is trained "
+            'whole has no float32 master; use dtype = "float32", or leave lora.modules_to_save out'
+        )
+    if config.reference_sync_steps != "never":
+        yield (
+            f"lora.rank = {lora.rank} with reference_sync_steps = {config.reference_sync_steps}: the reference is the "
+            'base with its adapter off and cannot follow; leave reference_sync_steps = "never"'
         )
 
 
@@ -284,7 +317,7 @@ def _schedule_problems(config: Config) -> Iterator[str]:
             yield f"{error.what}; {error.fix}"
 
 
-def _fleet_problems(config: Config) -> Iterator[str]:
+def _ray_problems(config: Config) -> Iterator[str]:
     runtime, engine = config.runtime, config.engine
     if config.max_staleness > 0 and not config.importance_sampling_correction:
         yield (
@@ -300,9 +333,9 @@ def _fleet_problems(config: Config) -> Iterator[str]:
         yield f'runtime.engines = {runtime.engines} with runtime.kind = "local": one process has one engine; use "ray"'
     if runtime.kind == "local" and runtime.address is not None:
         yield f'runtime.address = {runtime.address!r} with runtime.kind = "local": it needs runtime.kind = "ray"'
-    if engine.kind == "vllm" and config.temperature > 2:
-        yield f'temperature = {config.temperature} with engine.kind = "vllm": vLLM takes at most 2'
-    if (engine.kind == "openai") != (engine.url is not None):
+    facts = engine_facts(engine.kind)
+    yield from refused_values("engine.kind", f'"{engine.kind}"', facts.refuses, lambda key: attrgetter(key)(config))
+    if not is_own(engine.kind) and facts.has_url != (engine.url is not None):
         yield f"engine.kind = {engine.kind!r} with engine.url = {engine.url!r}: an address goes with openai, always"
 
 
@@ -345,26 +378,13 @@ def _loss_problems(config: Config) -> Iterator[str]:
         yield f'reference_sync_steps = {config.reference_sync_steps}: use a positive number of steps or "never"'
     if config.reference_sync_steps not in ("never", 1) and config.beta == 0:
         yield f"reference_sync_steps = {config.reference_sync_steps} with beta = 0: there is no reference to refresh"
-    if config.loss_type == "cispo":
-        if config.importance_sampling_level == "sequence":
-            yield "loss_type = cispo with importance_sampling_level = sequence: cispo weighs single tokens; use token"
-        if config.epsilon_high is None or config.epsilon_high < 1:
-            yield (
-                f"loss_type = cispo with epsilon_high = {config.epsilon_high}: for cispo it is the cap on the weight "
-                "itself; set it to 1 or more (5.0 is common)"
-            )
-        if config.delta is not None:
-            yield f"loss_type = cispo with delta = {config.delta}: cispo has no second clip; remove delta"
-    if config.loss_type == "dr_grpo" and config.scale_rewards == "group":
-        yield (
-            "loss_type = dr_grpo with scale_rewards = group: Dr. GRPO does not divide by the std; "
-            "set scale_rewards = none (or batch, rank)"
-        )
-    if config.loss_type == "gspo" and config.importance_sampling_level == "token":
-        yield "loss_type = gspo with importance_sampling_level = token: gspo has one ratio per row; leave the level out"
+    yield from refused_values(
+        "loss_type", config.loss_type, loss_facts(config.loss_type).refuses, lambda key: attrgetter(key)(config)
+    )
     if config.ratio_level == "sequence" and config.importance_sampling_mode.startswith("token") \
             and config.importance_sampling_correction:  # fmt: skip
-        chosen = "loss_type = gspo" if config.loss_type == "gspo" else "importance_sampling_level = sequence"
+        by_name = loss_facts(config.loss_type).row_ratio
+        chosen = f"loss_type = {config.loss_type}" if by_name else "importance_sampling_level = sequence"
         yield (
             f"{chosen} with importance_sampling_mode = {config.importance_sampling_mode}: "
             "a sequence ratio takes a sequence correction; use sequence_truncate or sequence_mask"

@@ -70,19 +70,6 @@ class Content:
         return _sha256(self.targets) if self.targets else ""
 
 
-def content_hash(task: object) -> str | None:
-    """SHA-256 of the normalised view; None where only an id is known.
-
-    Example:
-        >>> one = Task(id="a", prompt="Name two primes.", columns={"targets": ["2", "3"]})
-        >>> two = Task(id="b", prompt="name two  PRIMES.", columns={"targets": ["3", "2"]})
-        >>> content_hash(one) == content_hash(two)
-        True
-    """
-    content = task_content(task)
-    return None if content is None else _sha256((content.prompt, content.targets))
-
-
 def task_content(item: object) -> Content | None:
     """The view of a `Task`, a row (a mapping), or an object with a `prompt`; None for a bare id."""
     if isinstance(item, Task):

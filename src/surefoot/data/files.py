@@ -318,3 +318,14 @@ def parquet_rows(path: Path, max_bytes: int) -> Iterator[Row]:
 
 _READERS = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet}
 SUFFIXES = tuple(_READERS)
+
+
+def of_known_kind(path: Path, name: str) -> Path:
+    """The path, if its ending says how to read it."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise TaskError(
+            f"{name} ends in {path.suffix!r}",
+            f"the ending says how to read the rows; known are {', '.join(SUFFIXES)}",
+            "convert the file, or rename it if it already is one of these",
+        )
+    return path

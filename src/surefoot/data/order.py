@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from surefoot.data.task_format import complexity_of
-from surefoot.data.tasks import foreign_state
+from surefoot.data.tasks import read_position, refuse_take
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task
 from surefoot.system.hashing import sha256_bytes, sha256_number
@@ -123,14 +123,7 @@ class IndexStream:
 
     def take(self, n: int) -> list[int]:
         """(n,) the next ones, all different."""
-        if n < 1:
-            raise ConfigError(f"take({n})", "a step needs at least one task", "set tasks_per_step to 1 or more")
-        if n > self.n:
-            raise TaskError(
-                f"{n} different tasks were asked for and there are {self.n}",
-                "one step would visit a task twice and count it as two",
-                "lower tasks_per_step, or bring more tasks",
-            )
+        refuse_take(n, self.n)
         taken = self._draw(n)
         if len(taken) < n:
             self.next_epoch(held=taken, needed=n - len(taken))
@@ -165,23 +158,9 @@ class IndexStream:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken; a state of other tasks or another seed is refused."""
-        mine = self.state_dict()
-        if set(state) != set(mine):
-            raise foreign_state(f"keys {sorted(state)} instead of {sorted(mine)}")
-        for name in ("seed", "size", "tasks"):
-            if state[name] != mine[name]:
-                raise foreign_state(f"{name} {state[name]!r} instead of {mine[name]!r}")
-        epoch, position, needed, held = (state[name] for name in ("epoch", "position", "needed", "held"))
-        counts_fit = all(type(x) is int and x >= 0 for x in (epoch, position, needed)) and position <= self.n
-        if not counts_fit or not self._may_be_held(held) or len(held) + needed > self.n:
-            raise foreign_state(f"epoch {epoch}, position {position}, needed {needed}, held {held}")
-        self._epoch, self._position, self._needed, self._held = epoch, position, needed, tuple(held)
+        found = read_position(state, self.state_dict(), self.n, lambda x: type(x) is int and 0 <= x < self.n)
+        self._epoch, self._position, self._needed, self._held = found
         self._arrange()
-
-    def _may_be_held(self, held: object) -> bool:
-        if not isinstance(held, list) or not all(type(x) is int and 0 <= x < self.n for x in held):
-            return False
-        return len(set(held)) == len(held)
 
     def _draw(self, n: int) -> list[int]:
         start = self._position

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.data.builtin import errands_tasks, sums_tasks
-from surefoot.data.files import SUFFIXES, read_task_file
+from surefoot.data.files import SUFFIXES, of_known_kind, read_task_file
 from surefoot.data.tasks import Scorer, TaskSet
 from surefoot.errors import TaskError
 from surefoot.records import Task
@@ -74,13 +74,7 @@ def _existing_file(source: str, base: Path) -> Path:
     path = base / source
     if not source or not path.is_file():
         raise _not_a_file(source, path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise TaskError(
-            f"{source} ends in {path.suffix!r}",
-            f"the ending says how to read the rows; known are {', '.join(SUFFIXES)}",
-            "convert the file, or rename it if it already is one of these",
-        )
-    return path
+    return of_known_kind(path, source)
 
 
 def _not_a_file(source: str, path: Path) -> TaskError:

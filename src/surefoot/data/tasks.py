@@ -15,7 +15,7 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from typing import Any, Literal, Protocol
@@ -130,14 +130,7 @@ class TaskStream:
 
     def take(self, n: int) -> list[Task]:
         """(n,) the next tasks, all different."""
-        if n < 1:
-            raise ConfigError(f"take({n})", "a step needs at least one task", "set tasks_per_step to 1 or more")
-        if n > len(self._tasks):
-            raise TaskError(
-                f"{n} different tasks were asked for and there are {len(self._tasks)}",
-                "one step would visit a task twice and count it as two",
-                "lower tasks_per_step, or bring more tasks",
-            )
+        refuse_take(n, len(self._tasks))
         taken = self._draw(n)
         if len(taken) < n:
             self._open_next_epoch(held=tuple(taken), needed=n - len(taken))
@@ -159,18 +152,12 @@ class TaskStream:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken; a state of other tasks or another seed is refused."""
-        mine = self.state_dict()
-        if set(state) != set(mine):
-            raise foreign_state(f"keys {sorted(state)} instead of {sorted(mine)}")
-        for name in ("seed", "tasks"):
-            if state[name] != mine[name]:
-                raise foreign_state(f"{name} {state[name]!r} instead of {mine[name]!r}")
-        epoch, position, needed, held = (state[name] for name in ("epoch", "position", "needed", "held"))
-        counts_fit = all(type(x) is int and x >= 0 for x in (epoch, position, needed)) and position <= len(self._tasks)
-        if not counts_fit or len(held) + needed > len(self._tasks) or not self._tasks.keys() >= set(held):
-            raise foreign_state(f"epoch {epoch}, position {position}, needed {needed}, held {held}")
-        self._epoch, self._position, self._needed, self._held = epoch, position, needed, tuple(held)
+        found = read_position(state, self.state_dict(), len(self._tasks), self._is_known)
+        self._epoch, self._position, self._needed, self._held = found
         self._order = self._arrange()
+
+    def _is_known(self, held: Any) -> bool:
+        return isinstance(held, str) and held in self._tasks
 
     def _refuse_heldout(self, tasks: Sequence[Task]) -> None:
         """By id and by content. Asked again for every take: the split was checked once, the pool lives on."""
@@ -207,6 +194,42 @@ def epoch_order(ids: Iterable[str], seed: int, epoch: int, *, held: Iterable[str
     first = [task_id for task_id in order if task_id not in elsewhere][:needed]
     chosen = set(first)
     return first + [task_id for task_id in order if task_id not in chosen]
+
+
+def refuse_take(n: int, there: int) -> None:
+    """Refuse to deal `n` different tasks where that is none, or more than there are."""
+    if n < 1:
+        raise ConfigError(f"take({n})", "a step needs at least one task", "set tasks_per_step to 1 or more")
+    if n > there:
+        raise TaskError(
+            f"{n} different tasks were asked for and there are {there}",
+            "one step would visit a task twice and count it as two",
+            "lower tasks_per_step, or bring more tasks",
+        )
+
+
+def read_position(
+    state: Mapping[str, Any], mine: Mapping[str, Any], there: int, is_known: Callable[[Any], bool]
+) -> tuple[int, int, int, tuple[Any, ...]]:
+    """Epoch, position, how many are needed and what is held, from the saved state of an order.
+
+    Args:
+        mine: the state of the order that is to go on; all but those four has to be the same.
+        there: how many an epoch has.
+        is_known: whether something may be held.
+    """
+    if set(state) != set(mine):
+        raise foreign_state(f"keys {sorted(state)} instead of {sorted(mine)}")
+    moving = ("epoch", "position", "needed", "held")
+    for name in mine:
+        if name not in moving and state[name] != mine[name]:
+            raise foreign_state(f"{name} {state[name]!r} instead of {mine[name]!r}")
+    epoch, position, needed, held = (state[name] for name in moving)
+    counts_fit = all(type(x) is int and x >= 0 for x in (epoch, position, needed)) and position <= there
+    known = isinstance(held, list) and all(map(is_known, held)) and len(set(held)) == len(held)
+    if not counts_fit or not known or len(held) + needed > there:
+        raise foreign_state(f"epoch {epoch}, position {position}, needed {needed}, held {held}")
+    return epoch, position, needed, tuple(held)
 
 
 def foreign_state(difference: str) -> StateError:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the community's name
 
 from surefoot.errors import EngineError
+from surefoot.maths.fused import rotate
 from surefoot.protocols import DecoderSpec, Weights
 
 
@@ -160,7 +161,7 @@ class Decoder:
     def __init__(self, spec: DecoderSpec, *, rows: int, max_width: int, device: str, dtype: torch.dtype) -> None:
         self.spec, self.rows, self.device, self.dtype = spec, rows, torch.device(device), dtype
         self.max_width = -(-max_width // WIDTH_STEP) * WIDTH_STEP
-        self.cos, self.sin = _rotary_tables(spec, self.max_width, self.device, dtype)
+        self.cos, self.sin = rotary_tables(spec, self.max_width, self.device, dtype)
         shape = (spec.layers, 2, rows, spec.kv_heads, self.max_width, spec.head_dim)
         self.cache = torch.zeros(shape, dtype=dtype, device=self.device)
         self._row_index = torch.arange(rows, device=self.device)
@@ -259,7 +260,7 @@ class Decoder:
         x = _rms_norm(x[-1:], self.norm, self.spec.norm_eps)
         return kv, F.linear(x, self.head.weights[0])[0]
 
-    def seat(self, rows: list[int], kv: Tensor) -> None:
+    def fill_rows(self, rows: list[int], kv: Tensor) -> None:
         """Copy one prompt's keys and values into these rows of the cache."""
         index = torch.tensor(rows, device=self.device)
         if not self._unwiped.isdisjoint(rows):
@@ -340,7 +341,7 @@ class _Layer:
             F.linear(y, w, b).unflatten(-1, (-1, spec.head_dim)) for w, b in zip(self.qkv, self.qkv_bias, strict=True)
         )  # each (P, heads, D)
         q, k = self._normed(q, k)
-        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         kv[0], kv[1] = k.transpose(0, 1), v.transpose(0, 1)
         repeat = spec.heads // spec.kv_heads
         keys, values = (t.repeat_interleave(repeat, dim=0).unsqueeze(0) for t in (kv[0], kv[1]))
@@ -358,10 +359,10 @@ class _Layer:
         qkv = self.packed_qkv(y).unflatten(-1, (-1, spec.head_dim))  # (R, heads + 2 kv_heads, D)
         both = spec.heads + spec.kv_heads
         if self.qk_norm is None:
-            qk = _rotate(qkv[:, :both], cos, sin)
+            qk = rotate(qkv[:, :both], cos, sin)
         else:
             q, k = self._normed(qkv[:, : spec.heads], qkv[:, spec.heads : both])
-            qk = _rotate(torch.cat([q, k], dim=1), cos, sin)
+            qk = rotate(torch.cat([q, k], dim=1), cos, sin)
         cache[0][where[0], :, where[1]] = qk[:, spec.heads :]
         cache[1][where[0], :, where[1]] = qkv[:, both:]
         # Query heads that share a KV head become the query axis: no keys are repeated in memory.
@@ -388,15 +389,9 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * scale).to(x.dtype)
 
 
-def _rotary_tables(spec: DecoderSpec, width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary_tables(spec: DecoderSpec, width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin, (width, D) each; angles in float32 whatever the dtype of the weights."""
     inv_freq = torch.tensor(spec.inv_freq, dtype=torch.float32, device=device)
     angles = torch.arange(width, dtype=torch.float32, device=device)[:, None] * inv_freq
     doubled = torch.cat([angles, angles], dim=-1)
     return (doubled.cos() * spec.rope_scaling).to(dtype), (doubled.sin() * spec.rope_scaling).to(dtype)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of (N, heads, D) with tables (N, 1, D)."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin

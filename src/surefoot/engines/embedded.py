@@ -6,10 +6,10 @@ Promises   a prompt is prefilled once for all its siblings; finished rows leave 
            bit for bit in float32; logprobs are those of the distribution it sampled from.
 Never      loads a model, re-tokenises, or grades.
 
-    enter --> waiting --prefill, first token--> seated in a row --advance, advance, ...--> finished
+    enter --> waiting --prefill, first token--> decoded in a row --advance, advance, ...--> finished
 
-When the weights change under a seated rollout, its keys and values are computed anew with the new ones: from there on
-its probabilities are those of the new version on everything said so far.
+When the weights change under a rollout that is decoded, its keys and values are computed anew with the new ones: from
+there on its probabilities are those of the new version on everything said so far.
 
 Read next: `decoder.py`, the forward pass; `sampling.py`, the dice; `serving.py`, many callers at once.
 """
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from surefoot.engines.decoder import Decoder, row_step
 from surefoot.engines.sampling import draw, draw_siblings, random_stream
+from surefoot.engines.serving import ServedVersion
 from surefoot.errors import ConfigError, EngineError, NumericsError
 from surefoot.protocols import Completion, DecoderSpec, Request, Weights
 from surefoot.records import LENGTH, STOP
@@ -34,12 +35,12 @@ from surefoot.system import heartbeat
 
 
 @dataclass(slots=True)
-class _BatchRow:
+class BatchRow:
     """One rollout being generated."""
 
     request: Request
     ticket: int
-    uniforms: list[float]
+    uniforms: Sequence[float]
     version: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -53,7 +54,7 @@ class _BatchRow:
         return LENGTH if len(self.tokens) >= self.request.max_new_tokens else None
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(ServedVersion):
     """Batched decoding with a KV cache over a fixed number of rows.
 
     Args:
@@ -62,6 +63,9 @@ class EmbeddedEngine:
         max_width: longest prompt plus completion, in tokens.
         device: where the weights it will be handed live.
     """
+
+    row_multiple = 0
+    """Row counts are multiples of this; 0 asks the layout of the weights."""
 
     def __init__(
         self, spec: DecoderSpec, *, rows: int, max_width: int, device: str = "cpu", dtype: torch.dtype = torch.float32
@@ -72,24 +76,21 @@ class EmbeddedEngine:
                 "positions beyond the context were never trained",
                 "lower max_completion_length or max_prompt_length",
             )
-        step = row_step(torch.device(device), dtype)
+        step = self.row_multiple or row_step(torch.device(device), dtype)
         self.rows = -(-rows // step) * step
         self.max_width = max_width
-        self.decoder = Decoder(spec, rows=self.rows, max_width=max_width, device=device, dtype=dtype)
-        self._version: int | None = None
-        self._seats: list[_BatchRow | None]
+        self.decoder = self._make_decoder(spec, rows=self.rows, max_width=max_width, device=device, dtype=dtype)
+        self._slots: list[BatchRow | None]
         self._waiting: deque[tuple[int, Request]]
-        self._seated_with: object
+        self._prefilled_with: object
         self._tickets = itertools.count()
-        self._clear_seats()
+        self._clear_slots()
         self._last_prefill: tuple[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] | None = None
 
-    @property
-    def version(self) -> int:
-        """Version of the weights in force."""
-        if self._version is None:
-            raise EngineError("the engine has no weights yet", "it never loads a model", "call load_weights first")
-        return self._version
+    def _make_decoder(
+        self, spec: DecoderSpec, *, rows: int, max_width: int, device: str, dtype: torch.dtype
+    ) -> Decoder:
+        return Decoder(spec, rows=rows, max_width=max_width, device=device, dtype=dtype)
 
     @property
     def pack_seconds(self) -> float:
@@ -124,7 +125,7 @@ class EmbeddedEngine:
 
     @property
     def busy(self) -> bool:
-        """Whether anybody waits or is seated."""
+        """Whether a request waits or is decoded."""
         return bool(self._waiting) or len(self._free) < self.rows
 
     def enter(self, requests: Sequence[Request]) -> list[int]:
@@ -144,8 +145,8 @@ class EmbeddedEngine:
             self.decoder.check_untouched()
             self._untouched = True
         done: dict[int, Completion] = {}
-        if self._seated_with is not self.decoder.head:  # every load makes new ones, also under the same version
-            self._seat_again()
+        if self._prefilled_with is not self.decoder.head:  # every load makes new ones, also under the same version
+            self._prefill_again()
         while self._waiting and self._free:
             self._admit(self._waiting, done)
         if len(self._free) < self.rows:
@@ -155,13 +156,13 @@ class EmbeddedEngine:
     def leave(self, tickets: Collection[int] | None = None) -> None:
         """Forget these rollouts, or all; nothing of them is said any more."""
         if tickets is None:
-            self._clear_seats()
+            self._clear_slots()
             return
         gone = set(tickets)
         self._waiting = deque(entry for entry in self._waiting if entry[0] not in gone)
-        for row, seat in self._seated():
-            if seat.ticket in gone:
-                self._seats[row] = None
+        for row, slot in self._occupied():
+            if slot.ticket in gone:
+                self._slots[row] = None
                 self._free.append(row)
 
     def _refuse_company(self) -> None:
@@ -172,21 +173,21 @@ class EmbeddedEngine:
                 "share one engine through engines.serving.EngineLoop",
             )
 
-    def _seated(self) -> Iterator[tuple[int, _BatchRow]]:
-        yield from ((row, seat) for row, seat in enumerate(list(self._seats)) if seat is not None)
+    def _occupied(self) -> Iterator[tuple[int, BatchRow]]:
+        yield from ((row, slot) for row, slot in enumerate(list(self._slots)) if slot is not None)
 
-    def _seat_again(self) -> None:
+    def _prefill_again(self) -> None:
         """The weights have changed: keys and values of the old ones would mix two models in every later token."""
-        for row, seat in self._seated():
-            kv, _ = self.decoder.prefill((*seat.request.prompt_ids, *seat.tokens[:-1]))
-            self.decoder.seat([row], kv)
-        self._seated_with = self.decoder.head
+        for row, slot in self._occupied():
+            kv, _ = self.decoder.prefill((*slot.request.prompt_ids, *slot.tokens[:-1]))
+            self.decoder.fill_rows([row], kv)
+        self._prefilled_with = self.decoder.head
 
-    def _clear_seats(self) -> None:
-        self._seats = [None] * self.rows
+    def _clear_slots(self) -> None:
+        self._slots = [None] * self.rows
         self._free = list(range(self.rows))[::-1]
         self._waiting = deque()
-        self._seated_with = None
+        self._prefilled_with = None
         self._untouched = False
 
     def _check(self, request: Request) -> None:
@@ -203,24 +204,24 @@ class EmbeddedEngine:
         """Seat the next request and those right behind it that share its prompt and temperature."""
         first = waiting[0][1]
         kv, logits = self._prefilled(first.prompt_ids)
-        siblings: list[_BatchRow] = []
+        siblings: list[BatchRow] = []
         while waiting and len(siblings) < len(self._free):
             request = waiting[0][1]
             if (request.prompt_ids, request.temperature) != (first.prompt_ids, first.temperature):
                 break
             ticket, _ = waiting.popleft()
             stream = random_stream(request.seed, request.max_new_tokens)
-            siblings.append(_BatchRow(request, ticket, stream, self.version))
+            siblings.append(BatchRow(request, ticket, stream, self.version))
         # Siblings share the prompt's last logits; each draws its first token with its own stream.
         drawn = draw_siblings(logits, first.temperature, self._dice(siblings)[1]).pairs()
-        seated = []
-        for i, seat in enumerate(siblings):
-            if not self._accept(seat, drawn[i], done):
+        filled = []
+        for i, slot in enumerate(siblings):
+            if not self._accept(slot, drawn[i], done):
                 row = self._free.pop()
-                self._seats[row] = seat
-                seated.append(row)
-        if seated:
-            self.decoder.seat(seated, kv)
+                self._slots[row] = slot
+                filled.append(row)
+        if filled:
+            self.decoder.fill_rows(filled, kv)
 
     def _prefilled(self, prompt_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Keys, values and last logits of a prompt; once per group, even when its siblings enter in waves."""
@@ -232,41 +233,41 @@ class EmbeddedEngine:
     def _step(self, done: dict[int, Completion]) -> None:
         """Advance every row by one token; idle rows compute and are ignored, so that shapes stay fixed."""
         tokens, positions = [0] * self.rows, [0] * self.rows
-        for row, seat in enumerate(self._seats):
-            if seat is not None:
-                tokens[row] = seat.tokens[-1]
-                positions[row] = len(seat.request.prompt_ids) + len(seat.tokens) - 1
+        for row, slot in enumerate(self._slots):
+            if slot is not None:
+                tokens[row] = slot.tokens[-1]
+                positions[row] = len(slot.request.prompt_ids) + len(slot.tokens) - 1
         device = self.decoder.device
         logits = self.decoder.step(
             torch.tensor(tokens, device=device), torch.tensor(positions, device=device), max(positions) + 1
         )
-        drawn = draw(logits, *self._dice(self._seats)).pairs()
-        for row, seat in enumerate(self._seats):
-            if seat is not None and self._accept(seat, drawn[row], done):
-                self._seats[row] = None
+        drawn = draw(logits, *self._dice(self._slots)).pairs()
+        for row, slot in enumerate(self._slots):
+            if slot is not None and self._accept(slot, drawn[row], done):
+                self._slots[row] = None
                 self._free.append(row)
         heartbeat.tick("generating")
 
-    def _dice(self, seats: Sequence[_BatchRow | None]) -> tuple[Tensor, Tensor]:
+    def _dice(self, slots: Sequence[BatchRow | None]) -> tuple[Tensor, Tensor]:
         """Temperatures (R,) and this position's uniform numbers (R,)."""
-        temperatures = [1.0 if s is None else s.request.temperature for s in seats]
-        uniforms = [0.0 if s is None else s.uniforms[len(s.tokens)] for s in seats]
+        temperatures = [1.0 if s is None else s.request.temperature for s in slots]
+        uniforms = [0.0 if s is None else s.uniforms[len(s.tokens)] for s in slots]
         device = self.decoder.device
         dtype = torch.float32 if device.type == "mps" else torch.float64
         return torch.tensor(temperatures, device=device), torch.tensor(uniforms, dtype=dtype, device=device)
 
-    def _accept(self, seat: _BatchRow, drawn: tuple[int, float], done: dict[int, Completion]) -> bool:
-        """Give one drawn token to a seat; True when that finished it."""
+    def _accept(self, slot: BatchRow, drawn: tuple[int, float], done: dict[int, Completion]) -> bool:
+        """Give one drawn token to a row; True when that finished it."""
         if not math.isfinite(drawn[1]):
             raise NumericsError(
-                f"request {seat.request.id}: the model's logits are not finite at version {self.version}",
+                f"request {slot.request.id}: the model's logits are not finite at version {self.version}",
                 "a token drawn from them means nothing",
                 "lower learning_rate; evaluate the last checkpoint that worked",
             )
-        reason = seat.accept(*drawn)
+        reason = slot.accept(*drawn)
         if reason is None:
             return False
-        done[seat.ticket] = Completion(
-            seat.request.id, tuple(seat.tokens), tuple(seat.logprobs), reason, seat.version, self.version
+        done[slot.ticket] = Completion(
+            slot.request.id, tuple(slot.tokens), tuple(slot.logprobs), reason, slot.version, self.version
         )
         return True

@@ -21,6 +21,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from surefoot.engines.http_client import HttpClient, HttpLimits, StatusError
+from surefoot.engines.serving import AskedElsewhere
 from surefoot.engines.vllm_worker import FOLDER_VARIABLE
 from surefoot.errors import ConfigError, EngineError
 from surefoot.maths.checksums import checksums
@@ -211,7 +212,7 @@ MAX_TRIES = 3
 """How often one request is asked before an answer that is none becomes an error."""
 
 
-class OpenAIEngine:
+class OpenAIEngine(AskedElsewhere):
     """`protocols.ServingEngine` on a server.
 
     Args:
@@ -313,15 +314,6 @@ class OpenAIEngine:
     def pack_seconds(self) -> float:
         """The server's own affair."""
         return 0.0
-
-    @property
-    def in_flight(self) -> int:
-        """Completions that were asked for and are not finished."""
-        return self._asked
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Answer every request, in order."""
-        return self.submit(requests).result()
 
     def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
         """Ask; answers come in the requests' order, or the first failure instead. Cancelling takes back what waits."""

@@ -32,9 +32,13 @@ class Drawn(NamedTuple):
 
 def random_stream(seed: int, length: int) -> list[float]:
     """`length` uniform numbers in [0, 1), a function of `seed` alone."""
+    return [float(number) for number in random_numbers(seed, length)]
+
+
+def random_numbers(seed: int, length: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """`random_stream` as one array."""
     # Philox takes the whole seed; torch's CPU generator looks at 32 bits of it, so 63-bit seeds would collide.
-    numbers = np.random.Generator(np.random.Philox(key=seed)).random(length)
-    return [float(number) for number in numbers]
+    return np.random.Generator(np.random.Philox(key=seed)).random(length)
 
 
 def draw(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Drawn:

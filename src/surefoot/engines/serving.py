@@ -16,6 +16,7 @@ Read next: `embedded.py`, which this drives with `enter`, `advance` and `leave`.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -29,6 +30,38 @@ from surefoot.maths.checksums import checksums
 from surefoot.protocols import Completion, InFlightPolicy, Request, Weights
 
 T = TypeVar("T")
+
+
+class ServedVersion:
+    """The version in force of an engine that begins without weights."""
+
+    _version: int | None = None
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in force."""
+        if self._version is None:
+            raise EngineError("the engine has no weights yet", "it never loads a model", "call load_weights first")
+        return self._version
+
+
+class AskedElsewhere(ABC):
+    """An engine whose answers are made elsewhere: it counts what it asked for."""
+
+    _asked = 0
+
+    @abstractmethod
+    def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        """Ask from any thread."""
+
+    @property
+    def in_flight(self) -> int:
+        """Completions that were asked for and are not finished."""
+        return self._asked
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answer every request, in order."""
+        return self.submit(requests).result()
 
 
 class SteppingEngine(Protocol):
@@ -64,7 +97,7 @@ class _Submission:
 
     requests: tuple[Request, ...]
     future: Future[list[Completion]]
-    seats: dict[int, int] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
     """Which request has which ticket; empty while it is not in the engine."""
     done: dict[int, Completion] = field(default_factory=dict)
     """By position among the requests."""
@@ -120,7 +153,7 @@ class EngineLoop:
         """Completions that were asked for and are not finished."""
         if self._closing:
             return 0
-        return self.between_tokens(lambda _: sum(asked.left for asked in self._everybody()))
+        return self.between_tokens(lambda _: sum(asked.left for asked in self._submissions()))
 
     def submit(self, requests: Sequence[Request]) -> Future[list[Completion]]:
         """Ask; the answers come in the requests' order. Cancelling the future frees its rows."""
@@ -257,7 +290,7 @@ class EngineLoop:
                 notes, self._notes = list(self._notes), deque()
             for note in notes:  # so that nobody waits for ever for an answer to it
                 note()
-            self._fail(list(self._everybody()), self._closed("the engine was closed while it answered"))
+            self._fail(list(self._submissions()), self._closed("the engine was closed while it answered"))
             self._tell_emptied()
 
     @property
@@ -285,7 +318,7 @@ class EngineLoop:
             return
         for ticket, completion in done.items():
             asked = self._inside.pop(ticket)
-            asked.done[asked.seats.pop(ticket)] = completion
+            asked.done[asked.slots.pop(ticket)] = completion
             if not asked.left and asked.future.set_running_or_notify_cancel():
                 asked.future.set_result([asked.done[i] for i in range(len(asked.requests))])
         self._tell_emptied()
@@ -305,13 +338,13 @@ class EngineLoop:
         except Exception as error:  # noqa: BLE001 - it is the asker's own, and goes to the asker
             self._fail([asked], error)
             return
-        asked.seats = dict(zip(tickets, missing, strict=True))
+        asked.slots = dict(zip(tickets, missing, strict=True))
         self._inside.update(dict.fromkeys(tickets, asked))
 
     def _withdraw(self, asked: _Submission) -> None:
         if asked in self._waiting:
             self._waiting.remove(asked)
-        self.engine.leave(asked.seats)
+        self.engine.leave(asked.slots)
         self._forget(asked)
         self._tell_emptied()
 
@@ -340,14 +373,14 @@ class EngineLoop:
             for future in told:
                 future.set_result(None)
 
-    def _everybody(self) -> list[_Submission]:
+    def _submissions(self) -> list[_Submission]:
         return list(dict.fromkeys([*self._inside.values(), *self._waiting]))
 
     def _forget(self, asked: _Submission) -> None:
         """It has no place in the engine any more."""
-        for ticket in asked.seats:
+        for ticket in asked.slots:
             self._inside.pop(ticket, None)
-        asked.seats = {}
+        asked.slots = {}
 
     def _fail(self, these: Sequence[_Submission], error: BaseException) -> None:
         for asked in these:

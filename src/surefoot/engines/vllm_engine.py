@@ -92,10 +92,6 @@ class VllmEngine(EngineLoop):
         self.prepare(weights, version)
         self.commit(version)
 
-    def readback(self) -> dict[str, int]:
-        """Checksums of what is in force, by Hugging Face name."""
-        return self.between_tokens(lambda _: self._inner.read_back())
-
     def sleep(self) -> None:
         """Give the GPU's memory back while nothing is asked; refused where vLLM cannot."""
         self.between_tokens(lambda _: self._fall_asleep())

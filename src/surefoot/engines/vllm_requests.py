@@ -23,6 +23,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from surefoot.engines.serving import ServedVersion
 from surefoot.engines.vllm_layout import EMBEDDING, TIED_HEAD
 from surefoot.errors import EngineError, NumericsError, SurefootError
 from surefoot.maths.checksums import checksum
@@ -89,7 +90,7 @@ class _RequestState:
     logprobs: list[float] = field(default_factory=list)
 
 
-class VllmRequests:
+class VllmRequests(ServedVersion):
     """What `serving.EngineLoop` drives: enter, advance, leave.
 
     Args:
@@ -102,15 +103,7 @@ class VllmRequests:
         self._rows: dict[str, _RequestState] = {}
         self._tickets = itertools.count()
         self._keys = itertools.count()
-        self._version: int | None = None
         self._dead: EngineError | None = None
-
-    @property
-    def version(self) -> int:
-        """Version of the weights in force."""
-        if self._version is None:
-            raise EngineError("the engine has no weights yet", "it never loads a model", "call load_weights first")
-        return self._version
 
     @property
     def pack_seconds(self) -> float:

@@ -293,7 +293,7 @@ def _more_tasks(config: Config, heldout: int, asked: ArmingInputs) -> Iterator[s
 def _steps(config: Config, heldout: int, asked: ArmingInputs) -> Iterator[str]:
     """The fewest steps with so many evaluations that it is armed."""
 
-    def seems(evaluations: int) -> bool:
+    def is_enough(evaluations: int) -> bool:
         longer = _with_evaluations(config, heldout, evaluations, asked)
         return longer is not None and asked.roughly(longer, heldout)
 
@@ -302,7 +302,7 @@ def _steps(config: Config, heldout: int, asked: ArmingInputs) -> Iterator[str]:
         return longer is not None and asked.armed(longer, heldout)
 
     now = asked.cadence(config, heldout).count
-    wanted = _confirmed(_smallest(seems, now, _most_evaluations(config)), is_armed)
+    wanted = _confirmed(_smallest(is_enough, now, _most_evaluations(config)), is_armed)
     longer = None if wanted is None else _with_evaluations(config, heldout, wanted, asked)
     if longer is not None:
         yield f"max_steps = {longer.max_steps} ({asked.cadence(longer, heldout).count} evaluations)"
@@ -314,13 +314,13 @@ def _both(config: Config, heldout: int, asked: ArmingInputs) -> Iterator[str]:
     def larger(tasks: int) -> Config | None:
         return _with_evaluations(_with_tasks(config, tasks), tasks, _most_evaluations(config), asked)
 
-    def seems(tasks: int) -> bool:
+    def is_enough(tasks: int) -> bool:
         return (changed := larger(tasks)) is not None and asked.roughly(changed, tasks)
 
     def is_armed(tasks: int) -> bool:
         return (changed := larger(tasks)) is not None and asked.armed(changed, tasks)
 
-    tasks = _confirmed(_smallest(seems, heldout, _MOST_TASKS), is_armed)
+    tasks = _confirmed(_smallest(is_enough, heldout, _MOST_TASKS), is_armed)
     if tasks is not None and (found := larger(tasks)) is not None:
         times = asked.cadence(found, tasks).count
         yield f"{tasks} held-out tasks and max_steps = {found.max_steps} ({times} evaluations)"

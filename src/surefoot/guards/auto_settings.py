@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from surefoot.config import Config
+from surefoot.config.choices import is_own
 
 
 class AutoSettingsRow(NamedTuple):
@@ -62,10 +63,11 @@ def guard_settings(config: Config, evaluations: int, metric: str) -> dict[str, A
     keys, row = config.guard, row_for(evaluations)
     if not tells_se(metric) and FEW < evaluations <= MANY:
         row = row._replace(margin_se=row.margin_se + UNTOLD)
+    ours = None if keys.rules is None else tuple(name for name in keys.rules if not is_own(name))
     chosen = {name: getattr(row if getattr(keys, name) == "auto" else keys, name) for name in AUTO}
     return {
         "min_steps": chosen.pop("min_evals"), **chosen, "kl_hard_stop": keys.kl_hard_stop,
-        "max_proxy_real_gap": keys.max_proxy_real_gap, "rules": keys.rules, "min_drop": keys.min_drop,
+        "max_proxy_real_gap": keys.max_proxy_real_gap, "rules": ours, "min_drop": keys.min_drop,
         "min_entropy_ratio": keys.min_entropy_ratio, "max_length_ratio": keys.max_length_ratio,
         "saturation_patience": keys.saturation_patience,
     }  # fmt: skip

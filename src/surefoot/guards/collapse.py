@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -310,6 +310,7 @@ class HeldOutGuard:
         min_entropy_ratio: for `entropy_collapse`: share of the early entropy that has to be left.
         max_length_ratio: for the length rules: how many times longer or shorter than at first.
         saturation_patience: for `reward_saturated`: folds in a row without any spread.
+        own: rules of the user's own by name, asked after `min_steps` folds: a reason to stop, or None.
     """
 
     def __init__(
@@ -326,7 +327,9 @@ class HeldOutGuard:
         min_entropy_ratio: float = 0.1,
         max_length_ratio: float = 3.0,
         saturation_patience: int = 15,
+        own: Mapping[str, Callable[[Curves], str | None]] | None = None,
     ) -> None:
+        self.own = dict(own or {})
         self.limits = checked_limits(
             rules=rules,
             min_steps=min_steps,
@@ -450,11 +453,12 @@ class HeldOutGuard:
 
     def _judge(self, step: int, reward: float, heldout: float) -> GuardStatus:
         curves, limits = self._curves, self.limits
-        found = breached(curves, limits)
-        if found and self._fired is None:
-            reasons = "; ".join(RULES[name].reason(curves, limits) for name in found)
-            self._fired = {"rule": found[0], "reason": reasons, "fired_step": step}
         level = curves.heldout
+        found = {name: RULES[name].reason(curves, limits) for name in breached(curves, limits)}
+        if self._fired is None and level.count >= limits.min_steps:
+            found |= {name: reason for name, rule in self.own.items() if (reason := rule(curves)) is not None}
+        if found and self._fired is None:
+            self._fired = {"rule": next(iter(found)), "reason": "; ".join(found.values()), "fired_step": step}
         margin = decline_margin(curves, limits)
         unfed = () if level.count < limits.min_steps else tuple(r for r in limits.rules if not RULES[r].fed(curves))
         return GuardStatus(

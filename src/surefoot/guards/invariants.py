@@ -201,6 +201,17 @@ def check_parity(gap: float, limit: float, items: Sequence[str], version: int) -
         )
 
 
+def check_fused(gap: float, limit: float) -> None:
+    """The fused forward pass and the network's own modules agree; what is not finite is the step's own business."""
+    if math.isfinite(gap) and gap > limit:
+        raise NumericsError(
+            f"the fused kernels and the network's own modules disagree by {gap:.3g} on a token of the first microbatch "
+            f"(limit {limit:.3g})",
+            "another function of the weights would be trained than the one that is saved",
+            "set cuda_kernels = false, and report the model's config.json",
+        )
+
+
 def check_steps(step: int, version: int, refused: int) -> None:
     """Every step of the run made a version or was refused: rates and seeds go by versions, data and logs by steps."""
     if version + refused != step:

@@ -182,10 +182,7 @@ class SelfDistillation:
         parts: list[stats.Sums] = [{name: torch.tensor(count) for name, count in counts.items()}]
         for piece in split_microbatches(live, settings.microbatch_size, splits):
             terms = self._distil(net, piece, teachers, tokens)
-            _require_finite(self.key, terms.loss, piece, version)
-            (self.weight * terms.loss).backward()
-            parts.append(_on_cpu(terms.sums) | {"loss": self.weight * terms.loss.detach()})
-            tick("learning from the losses beside the policy's")
+            parts.append(_learn(self.key, self.weight, terms, piece, version))
         return stats.merge(parts)
 
     def alive(self, sums: stats.Sums) -> bool:
@@ -320,10 +317,7 @@ class ReplayLoss:
             references = [(pair.ref_chosen_logp, pair.ref_rejected_logp) for pair in told]
             reference = torch.tensor(references, dtype=chosen.dtype, device=chosen.device)
             terms = preference_loss(chosen, rejected, *reference.unbind(1), beta=REPLAY_BETA, pairs_in_step=len(pairs))
-            _require_finite(self.key, terms.loss, piece, version)
-            (self.weight * terms.loss).backward()
-            parts.append(_on_cpu(terms.sums) | {"loss": self.weight * terms.loss.detach()})
-            tick("learning from the losses beside the policy's")
+            parts.append(_learn(self.key, self.weight, terms, piece, version))
         return stats.merge(parts)
 
     def alive(self, sums: stats.Sums) -> bool:
@@ -370,8 +364,13 @@ def _pack(net: Any, rows: Sequence[TrainSample], pad_token_id: int) -> Batch:
     return batch.to(next(net.parameters()).device)
 
 
-def _on_cpu(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().cpu() for name, value in sums.items()}
+def _learn(key: str, weight: float, terms: LossTerms, rows: Sequence[TrainSample], version: int) -> stats.Sums:
+    """One piece's gradients; its sums, where `loss` is its weighed share."""
+    _require_finite(key, terms.loss, rows, version)
+    loss = weight * terms.loss
+    loss.backward()
+    tick("learning from the losses beside the policy's")
+    return {name: value.detach().cpu() for name, value in terms.sums.items()} | {"loss": loss.detach()}
 
 
 def _require_finite(key: str, loss: Tensor, rows: Sequence[TrainSample], version: int) -> None:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import StateError
+from surefoot.learner import lora
 from surefoot.learner.memory import MAX_SPLITS
 from surefoot.learner.tensor_file import DTYPES, Spec, check_fits, read_header, read_tensors, write_tensors
 from surefoot.protocols import ParameterUpdates
@@ -54,10 +55,10 @@ WEIGHTS = "model.safetensors"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps for each parameter."""
 CAPTURED = frozenset(
-    "net masters optimiser reference parameter_updates channels checked_tokens changed_entries splits _version _old "
-    "_kl_seen _pushes".split()
+    "net adapter masters optimiser reference parameter_updates channels checked_tokens changed_entries splits _version "
+    "_old _kl_seen _pushes".split()
 )
-DERIVED = frozenset({"settings", "tokenizer", "_torn", "_packed"})
+DERIVED = frozenset({"settings", "tokenizer", "_torn", "_packed", "fused", "_fused_proven", "_tokens"})
 """Fields of a learner that its config makes anew; a field in neither set would be lost at a resume."""
 
 Named = dict[str, Tensor]
@@ -75,7 +76,7 @@ class TrainingState:
     idle: dict[str, int]
     """By channel, for how many steps in a row it gave nothing."""
     weights: Named
-    """By Hugging Face name, tied ones once."""
+    """By Hugging Face name, tied ones once; of an adapter, by the names of PEFT."""
     moments: dict[str, Named]
     """By parameter name; a parameter that never got a gradient has none."""
     reference: Named | None
@@ -117,7 +118,7 @@ def capture(learner: GRPOLearner) -> TrainingState:
     return TrainingState(
         version=learner.version, pushes=learner._pushes, kl_seen=learner._kl_seen,
         checked_tokens=learner.checked_tokens, parameter_updates=learner.parameter_updates, idle=_idle(learner),
-        weights=weights_of(learner.net),
+        weights=_saved(learner),
         moments={name: dict(learner.optimiser.state[p]) for name, p in _stepped(learner)},
         reference=None if learner.reference is None else weights_of(learner.reference), old=dict(learner._old),
         splits=learner.splits, changed_entries=learner.changed_entries,
@@ -129,7 +130,9 @@ def restore(learner: GRPOLearner, state: TrainingState) -> None:
     """Put a state into a learner of the same model; what does not fit is refused by name, and nothing is changed."""
     check_state(learner, state)
     with torch.no_grad():
-        _copy_into(weights_of(learner.net), state.weights)
+        _copy_into(_saved(learner), state.weights)
+        if learner.adapter is not None:
+            learner.adapter.restored()
         if learner.masters is not None and state.masters is not None:
             _copy_into(learner.masters.tensors, state.masters)
         if learner.reference is not None and state.reference is not None:
@@ -154,7 +157,7 @@ def check_state(learner: GRPOLearner, state: TrainingState) -> None:
         raise _misfit(f"it was saved with the channels {sorted(state.idle)}, this run has {sorted(_idle(learner))}")
     if not 0 <= state.splits <= MAX_SPLITS:
         raise _misfit(f"it halved its microbatches {state.splits} times, no run does so more than {MAX_SPLITS} times")
-    _check_tensors("weights", state.weights, _specs(weights_of(learner.net)))
+    _check_tensors("weights", state.weights, _specs(_saved(learner)))
     _check_masters(learner, state)
     if (learner.reference is None) != (state.reference is None):
         has, has_not = ("the state", "this run") if learner.reference is None else ("this run", "the state")
@@ -190,6 +193,15 @@ def weights_of(net: Any) -> Named:
     return {name: value for name, value in net.state_dict(keep_vars=True).items() if seen[id(value)] == name}
 
 
+def _saved(learner: GRPOLearner) -> Named:
+    """What has to be saved of a learner's model: all of it, or its adapter."""
+    return weights_of(learner.net) if learner.adapter is None else learner.adapter.tensors()
+
+
+def _weights_file(learner: GRPOLearner) -> str:
+    return WEIGHTS if learner.adapter is None else lora.WEIGHTS
+
+
 def moment_specs(parameter: Tensor) -> dict[str, Spec]:
     """What AdamW keeps for this parameter."""
     own = Spec.of(parameter)
@@ -201,6 +213,8 @@ def save_training_checkpoint(
 ) -> Path:
     """Save weights, tokenizer and training state as one folder, durably; plain `transformers` loads it too.
 
+    Of an adapter, the adapter: PEFT loads that, beside the model it belongs to.
+
     Args:
         folder: the final name, such as `checkpoints/step_7`; it must not exist.
         extra: whatever else the run needs to go on (data position, guard ...), as JSON.
@@ -209,6 +223,8 @@ def save_training_checkpoint(
         `folder`, which exists only if everything in it was written.
     """
     state = capture(learner)
+    if learner.adapter is not None:
+        learner.adapter.check_base()
     temporary = folder.with_name(f".{folder.name}.partial")
     try:
         if temporary.exists():
@@ -217,9 +233,10 @@ def save_training_checkpoint(
         temporary.mkdir(mode=0o700)
         (temporary / FOLDER).mkdir(mode=0o700)
         failpoint("checkpoint.before_files")
-        _write_model_files(learner.net, tokenizer, temporary)
-        known = write_state(state, temporary, step=step, extra=extra or {})
+        _write_model_files(learner, tokenizer, temporary)
+        known = write_state(state, temporary, step=step, extra=extra or {}, weights=_weights_file(learner))
         facts = {"schema": SCHEMA, "step": step, "version": state.version}
+        facts |= {} if learner.adapter is None else learner.adapter.facts()
         failpoint("checkpoint.before_commit")
         return commit_folder(temporary, folder, facts, known=known)
     except OSError as error:
@@ -228,10 +245,12 @@ def save_training_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)  # gone already when it was renamed
 
 
-def write_state(state: TrainingState, folder: Path, *, step: int, extra: Mapping[str, Any]) -> dict[str, ManifestEntry]:
+def write_state(
+    state: TrainingState, folder: Path, *, step: int, extra: Mapping[str, Any], weights: str = WEIGHTS
+) -> dict[str, ManifestEntry]:
     """The files of a state below `folder`, which is not yet visible; returns size and SHA-256 of the large ones."""
     files: dict[str, Named] = {
-        WEIGHTS: state.weights,
+        weights: state.weights,
         OPTIMISER: {f"{key}/{name}": kept[key] for name, kept in state.moments.items() for key in MOMENTS},
     }
     if state.masters is not None:
@@ -246,10 +265,13 @@ def write_state(state: TrainingState, folder: Path, *, step: int, extra: Mapping
     return entries
 
 
-def _write_model_files(net: Any, tokenizer: Any, folder: Path) -> None:
+def _write_model_files(learner: GRPOLearner, tokenizer: Any, folder: Path) -> None:
     """Config and tokenizer; the weights we write ourselves, to hash them while they are written."""
     try:
-        net.save_pretrained(folder, state_dict={})
+        if learner.adapter is None:
+            learner.net.save_pretrained(folder, state_dict={})
+        else:
+            write_json(folder / lora.CONFIG, learner.adapter.config())
         tokenizer.save_pretrained(folder)
     except OSError:
         raise
@@ -424,15 +446,24 @@ def _read_record(manifest: Manifest) -> dict[str, Any]:
 def _expected(learner: GRPOLearner, manifest: Manifest, record: Mapping[str, Any]) -> Expected:
     """Every tensor file the checkpoint must hold, from the live model."""
     path = manifest.path(STATE)
+    if (lora.FACTS in manifest.facts) != (learner.adapter is not None):
+        holds = (
+            "an adapter, and this run trains every weight"
+            if learner.adapter is None
+            else "every weight, and no adapter"
+        )
+        raise refusal(manifest.folder, f"it holds {holds}")
+    if learner.adapter is not None:
+        learner.adapter.refuse_other_base(manifest)
     parameters = learner.trained()
     if unknown := sorted(set(record["stepped"]) - parameters.keys()):
         raise refusal(path, f"{len(unknown)} stepped parameters are not in this model, first {unknown[0][:200]!r}")
     if record["has_reference"] != (learner.reference is not None):
         has = "a reference model" if record["has_reference"] else "no reference model"
         raise refusal(path, f"it was saved with {has}, this run has beta = {learner.settings.loss.beta}")
-    weights = {name: Spec.of(value) for name, value in weights_of(learner.net).items()}
+    weights = _specs(_saved(learner))
     moments = {f"{key}/{name}": moment_specs(parameters[name])[key] for name in record["stepped"] for key in MOMENTS}
-    expected = {WEIGHTS: weights, OPTIMISER: moments}
+    expected = {_weights_file(learner): weights, OPTIMISER: moments}
     if (MASTERS in manifest.files) != (learner.masters is not None):
         had, has = ("with", "without") if learner.masters is None else ("without", "with")
         raise refusal(manifest.folder, f"it was saved {had} float32 masters, this run trains {has}: another dtype")
@@ -481,7 +512,7 @@ def _read_state(manifest: Manifest, record: Mapping[str, Any], expected: Expecte
         checked_tokens=record["checked_tokens"],
         parameter_updates=_parameter_updates(manifest.path(STATE), record["census"]),
         splits=record["splits"], changed_entries=record["changed_entries"], idle=record["idle"],
-        weights=tensors[WEIGHTS],
+        weights=next(tensors[name] for name in (WEIGHTS, lora.WEIGHTS) if name in tensors),
         moments={name: {key: moments[f"{key}/{name}"] for key in MOMENTS} for name in record["stepped"]},
         masters=tensors.get(MASTERS), reference=tensors.get(REFERENCE),
         old=_old(manifest.path(STATE), record, tensors.get(OLD)),

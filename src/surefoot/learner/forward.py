@@ -79,28 +79,28 @@ def _as_bias(hidden: Tensor, queries: int, dtype: torch.dtype) -> Tensor:
 
 
 def attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, seating: PackedIndex,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, packed_index: PackedIndex,
     scaling: float,
     dropout: float = 0.0, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """(1, K * Q, N, D) queries, (1, K, N, D) keys and values -> (1, N, K * Q, D)."""
     kv_heads = key.shape[1]
     q, k, v = (t[0].transpose(0, 1).contiguous() for t in (query, key, value))  # (N, heads, D)
-    u, p = len(seating.prompts) // seating.prompt_bias.shape[-1], seating.prompt_bias.shape[-1]
-    b = len(seating.prompt_of)
+    u, p = len(packed_index.prompts) // packed_index.prompt_bias.shape[-1], packed_index.prompt_bias.shape[-1]
+    b = len(packed_index.prompt_of)
 
     def pick(tokens: Tensor, places: Tensor, rows: int) -> Tensor:
         picked: Tensor = tokens.index_select(0, places).unflatten(0, (rows, -1))  # (rows, width, heads, D)
         return picked
 
-    keys, values = pick(k, seating.prompts, u), pick(v, seating.prompts, u)
-    first = _mix(pick(q, seating.prompts, u), keys, values, seating.prompt_bias, kv_heads, scaling, dropout)
-    own_keys, own_values = pick(k, seating.completions, b), pick(v, seating.completions, b)
-    keys = torch.cat([_prompts_of_rows(keys, seating.prompt_of), own_keys], dim=1)
-    values = torch.cat([_prompts_of_rows(values, seating.prompt_of), own_values], dim=1)
-    rest = _mix(pick(q, seating.completions, b), keys, values, seating.bias, kv_heads, scaling, dropout)
+    keys, values = pick(k, packed_index.prompts, u), pick(v, packed_index.prompts, u)
+    first = mix(pick(q, packed_index.prompts, u), keys, values, packed_index.prompt_bias, kv_heads, scaling, dropout)
+    own_keys, own_values = pick(k, packed_index.completions, b), pick(v, packed_index.completions, b)
+    keys = torch.cat([_prompts_of_rows(keys, packed_index.prompt_of), own_keys], dim=1)
+    values = torch.cat([_prompts_of_rows(values, packed_index.prompt_of), own_values], dim=1)
+    rest = mix(pick(q, packed_index.completions, b), keys, values, packed_index.bias, kv_heads, scaling, dropout)
     assert first.shape[1] == p, "one place per prompt token"
-    mixed = torch.cat([first.flatten(0, 1), rest.flatten(0, 1)]).index_select(0, seating.back)
+    mixed = torch.cat([first.flatten(0, 1), rest.flatten(0, 1)]).index_select(0, packed_index.back)
     return mixed[None], None
 
 
@@ -109,7 +109,7 @@ def _prompts_of_rows(prompts: Tensor, owner: Tensor) -> Tensor:
     return prompts.expand(len(owner), -1, -1, -1) if len(prompts) == 1 else prompts.index_select(0, owner)
 
 
-def _mix(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, kv_heads: int, scaling: float, dropout: float) -> Tensor:
+def mix(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, kv_heads: int, scaling: float, dropout: float) -> Tensor:
     """q (n, T, K * Q, D), k and v (n, S, K, D), bias (n or 1, 1, Q * T, S) -> (n, T, K * Q, D)."""
     width = q.shape[1]
     # Query heads that share a key head become the query axis: no keys are repeated in memory.
@@ -126,7 +126,7 @@ AttentionInterface.register(ATTENTION_NAME, attend)
 
 @contextmanager
 def sibling_attention(decoder: Any) -> Iterator[None]:
-    """The decoder attends by seating for the length of the block; put back whatever happens."""
+    """The decoder attends by the packed index for the length of the block; put back whatever happens."""
     before = decoder.config._attn_implementation
     decoder.config._attn_implementation = ATTENTION_NAME
     try:
@@ -166,16 +166,16 @@ def score_batch(net: Any, batch: Batch, *, temperature: float, with_entropy: boo
 
 def completion_hidden(net: Any, batch: Batch) -> Tensor:
     """(B, T, H): entry t of a row is the state that predicts completion token t."""
-    _require_in_place(batch)
-    prompts, owner = _distinct_prompts(batch)
+    require_in_place(batch)
+    prompts, owner = distinct_prompts(batch)
     rows, width = batch.completion_ids.shape
     shared = len(prompts) * max(map(len, prompts)) + rows * width
     if shared > SHARING_PAYS * batch.input_ids.numel() or width == 1:
         return _plain(net, batch)
-    return _shared(net, _lay_out(batch, prompts, owner), prompts, owner)
+    return _shared(net, lay_out(batch, prompts, owner), prompts, owner)
 
 
-def _require_in_place(batch: Batch) -> None:
+def require_in_place(batch: Batch) -> None:
     """Every trained token stands in its own row, right where its prompt's length says; one reduction on the device."""
     rows, length = batch.input_ids.shape
     places = batch.prompt_lens[:, None] + torch.arange(batch.completion_ids.shape[1], device=batch.mask.device)
@@ -198,7 +198,7 @@ def _plain(net: Any, batch: Batch) -> Tensor:
     # Padded on the right and causal: no real token can see padding, so no mask is needed.
     states = net.get_decoder()(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     where = batch.prompt_lens[:, None] - 1 + torch.arange(width, device=states.device)
-    where = where.clamp(max=states.shape[1] - 1)  # padding alone reaches beyond: `_require_in_place` has looked
+    where = where.clamp(max=states.shape[1] - 1)  # padding alone reaches beyond: `require_in_place` has looked
     index = where[..., None].expand(-1, -1, states.shape[-1])
     return torch.gather(states, 1, index)
 
@@ -212,23 +212,28 @@ class _Layout(NamedTuple):
     where: Tensor  # (B, T) index of the state that predicts each completion token
 
 
-def _lay_out(batch: Batch, prompts: list[tuple[int, ...]], owner: Tensor) -> _Layout:
+def lay_out(batch: Batch, prompts: list[tuple[int, ...]], owner: Tensor) -> _Layout:
+    """Where everything stands in the row; `prompts` and `owner` are those of `distinct_prompts`."""
     ids = [token for prompt in prompts for token in prompt]
     positions = [place for prompt in prompts for place in range(len(prompt))]
     ends = torch.tensor([len(p) for p in prompts]).cumsum(0) - 1  # where each prompt's last token stands
     lengths: list[int] = []
-    where = torch.zeros(batch.mask.shape, dtype=torch.long)
+    width = batch.mask.shape[1]
+    where: list[list[int]] = []
     rows = zip(owner.tolist(), batch.completion_ids.tolist(), batch.mask.tolist(), strict=True)
-    for b, (u, completion, mask) in enumerate(rows):
+    for u, completion, mask in rows:
         # What comes behind the last trained token predicts nothing that is asked for.
-        length = max((t + 1 for t, on in enumerate(mask) if on), default=1)
-        where[b, :length] = torch.tensor([int(ends[u]), *range(len(ids), len(ids) + length - 1)])
+        length = width - mask[::-1].index(True) if True in mask else 1
+        where.append([int(ends[u]), *range(len(ids), len(ids) + length - 1), *[0] * (width - length)])
         ids += completion[: length - 1]
         positions += range(len(prompts[u]), len(prompts[u]) + length - 1)
         lengths.append(length - 1)
     device = batch.mask.device
     return _Layout(
-        torch.tensor([ids], device=device), torch.tensor([positions], device=device), lengths, where.to(device)
+        torch.tensor([ids], device=device),
+        torch.tensor([positions], device=device),
+        lengths,
+        torch.tensor(where, device=device),
     )
 
 
@@ -237,15 +242,15 @@ def _shared(net: Any, layout: _Layout, prompts: list[tuple[int, ...]], owner: Te
     decoder = net.get_decoder()
     queries = decoder.config.num_attention_heads // decoder.config.num_key_value_heads
     dtype = next(net.parameters()).dtype
-    seating = build_packed_index([len(p) for p in prompts], layout.lengths, owner, queries, dtype)
+    packed_index = build_packed_index([len(p) for p in prompts], layout.lengths, owner, queries, dtype)
     with sibling_attention(decoder):
         states = decoder(
-            input_ids=layout.ids, position_ids=layout.positions, use_cache=False, seating=seating
+            input_ids=layout.ids, position_ids=layout.positions, use_cache=False, packed_index=packed_index
         ).last_hidden_state
     return torch.nn.functional.embedding(layout.where, states[0])  # (B, T, H)
 
 
-def _distinct_prompts(batch: Batch) -> tuple[list[tuple[int, ...]], Tensor]:
+def distinct_prompts(batch: Batch) -> tuple[list[tuple[int, ...]], Tensor]:
     """Each prompt once, in order of appearance, and for every row which one it has (B,).
 
     Found by comparing tokens, never by counting: a row can only be paired with its own prompt.

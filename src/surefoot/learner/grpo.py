@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,22 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from surefoot.config import MICROBATCH_TOKENS
 from surefoot.errors import InvariantError, NumericsError
 from surefoot.guards import invariants
 from surefoot.learner import checkpoint
 from surefoot.learner.auxiliary_losses import AuxiliaryLosses
 from surefoot.learner.forward import score_batch
-from surefoot.learner.memory import MAX_SPLITS, is_out_of_memory, largest_piece, memory_limit, split_note
+from surefoot.learner.fused_forward import score_batch_fused, why_not_fused
+from surefoot.learner.lora import Adapter, Merged
+from surefoot.learner.memory import (
+    MAX_SPLITS,
+    is_out_of_memory,
+    largest_piece,
+    memory_limit,
+    microbatch_tokens,
+    split_note,
+)
 from surefoot.learner.nonfinite import nonfinite_error, nonfinite_sources, not_finite
 from surefoot.learner.optimizer import all_finite, allocate_moments, make_optimizer, moments
 from surefoot.learner.precision import make_master_weights
@@ -26,6 +37,7 @@ from surefoot.learner.samples import split_microbatches
 from surefoot.learner.schedule import learning_rate_at
 from surefoot.learner.updates import CountedStep, StepUpdates, check_rate, check_taken_in, watch_updates
 from surefoot.maths import stats
+from surefoot.maths.logprobs import TokenScores
 from surefoot.maths.losses import LossSettings, StepTotals, policy_loss
 from surefoot.maths.packing import Batch, BatchStats, make_batch, rows_by_dataset, sequence_metrics, step_totals
 from surefoot.protocols import LearnerFacts, ParameterUpdates, Scored, StepReport, Weights, WeightSource
@@ -52,6 +64,8 @@ class LearnerSettings:
     max_grad_norm: float = 1.0
     microbatch_size: int = 0
     mask_truncated: bool = False
+    cuda_kernels: bool = True
+    """On a GPU, the fused forward pass and microbatches by free memory."""
     reference_sync_steps: int | None = None
     parity_tolerance: float = 1e-4
     max_staleness: int = 0
@@ -66,6 +80,8 @@ class LearnerSettings:
 # Never      samples, grades, or decides when to stop.
 
 
+PROOF_ROWS = 8
+"""Rows of the first microbatch that the network's own modules score too, where fused kernels train."""
 DEAD_KL_STEPS = 5
 """Applied steps after which a KL that is still exactly 0 means the reference follows the policy."""
 
@@ -78,16 +94,18 @@ class GRPOLearner:
         channels: further losses of the step; None when there are none.
         masters: the network's parameters in the precision of its file, where it computes in a coarser one.
         tokenizer: saved beside the weights; a learner without one cannot be saved.
+        adapter: of `net`, whose other weights it has frozen; None where every weight is trained.
     """
 
     def __init__(
         self, net: Any, settings: LearnerSettings, channels: AuxiliaryLosses | None = None,
-        masters: Mapping[str, Tensor] | None = None, tokenizer: Any = None,
+        masters: Mapping[str, Tensor] | None = None, tokenizer: Any = None, adapter: Adapter | None = None,
     ) -> None:  # fmt: skip
         self.net, self.settings, self.channels, self.tokenizer = net, settings, channels, tokenizer
+        self.adapter = adapter
         self._version = 0
         self.parameter_updates: ParameterUpdates | None = None
-        self.reference = _frozen_copy(net) if settings.loss.beta > 0 else None
+        self.reference = _frozen_copy(net) if settings.loss.beta > 0 and adapter is None else None
         self.checked_tokens = 0
         self.changed_entries = 0
         """Parameter entries that optimiser steps changed, summed over the steps of the run."""
@@ -98,8 +116,12 @@ class GRPOLearner:
         self._pushes = 0  # applied steps with a gradient from rewards: after those the policy has left its start
         self.splits = 0
         """How often microbatches were halved because memory ran out."""
+        self.fused = settings.cuda_kernels and not why_not_fused(net)
+        """Whether fused kernels compute the forward pass."""
+        self._fused_proven = not self.fused
+        self._tokens = 0
         self._torn = False  # a step has begun and not ended: the weights belong to no version
-        self.masters = make_master_weights(net, masters)
+        self.masters = None if adapter is not None else make_master_weights(net, masters)
         """What is trained where the network computes in bfloat16; None where its own parameters are."""
         self.optimiser = make_optimizer(
             self.trained().values(), learning_rate=settings.learning_rate, weight_decay=settings.weight_decay,
@@ -136,12 +158,12 @@ class GRPOLearner:
         return checkpoint.load_training_checkpoint(self, folder).extra
 
     def weights(self) -> Weights:
-        """The current parameters by Hugging Face name, as they compute; views, not copies."""
-        return dict(self.net.named_parameters())
+        """The current parameters by Hugging Face name, as engines get them: views, or an adapter's merged ones."""
+        return dict(self.net.named_parameters()) if self.adapter is None else self.adapter.published(self._version)
 
     def trained(self) -> dict[str, Tensor]:
-        """What the optimiser steps, by the same names: the parameters themselves, or their float32 masters."""
-        own = dict(self.net.named_parameters())
+        """What the optimiser steps, by name: the parameters themselves, their float32 masters, or an adapter alone."""
+        own = dict(self.net.named_parameters()) if self.adapter is None else self.adapter.trained
         return own if self.masters is None else own | self.masters.tensors
 
     def forget_gradients(self) -> None:
@@ -176,7 +198,7 @@ class GRPOLearner:
         while (report := self._attempt(samples, moving, iteration)) is None:
             notes.append(self._split(moving or samples))
         if not report.applied:
-            report = replace(report, suspects=self._suspects(samples, moving, iteration, report.suspects))
+            report = replace(report, suspects=self._nonfinite_sources(samples, moving, iteration, report.suspects))
         return replace(report, notes=tuple(notes))
 
     def _attempt(self, samples: Sequence[TrainSample], moving: list[TrainSample], iteration: int) -> StepReport | None:
@@ -189,7 +211,7 @@ class GRPOLearner:
             if not is_out_of_memory(error):
                 raise
             if self._torn:
-                piece = largest_piece(moving, self.settings.microbatch_size, self.splits)
+                piece = largest_piece(moving, self.settings.microbatch_size, self.splits, tokens=self._room())
                 raise memory_limit(self.net, piece, splits=self.splits, version=self._version, torn=True) from error
         # Only here, behind the except clause: until its end the error's traceback keeps every activation alive.
         self.forget_gradients()
@@ -203,7 +225,7 @@ class GRPOLearner:
     def _split(self, samples: Sequence[TrainSample]) -> tuple[str, str]:
         """Halve the microbatches from now on; the third time was the last."""
         size = self.settings.microbatch_size
-        now, then = (largest_piece(samples, size, self.splits + more) for more in (0, 1))
+        now, then = (largest_piece(samples, size, self.splits + more, tokens=self._room()) for more in (0, 1))
         if self.splits == MAX_SPLITS or (len(now) == len(then) and self.channels is None):
             raise memory_limit(self.net, now, splits=self.splits, version=self._version, torn=False)
         self.splits += 1
@@ -216,7 +238,7 @@ class GRPOLearner:
         totals = self._totals(samples)
         self.forget_gradients()
         self._packed = []
-        pieces = split_microbatches(moving, self.settings.microbatch_size, self.splits)
+        pieces = split_microbatches(moving, self.settings.microbatch_size, self.splits, tokens=self._room())
         parts = [self._backward(piece, totals, iteration) for piece in pieces]
         if samples and not moving and self._version == 0 and iteration == 0:
             parts = [self._parity_only(samples)]
@@ -228,6 +250,12 @@ class GRPOLearner:
             added = self.channels.backward(self.net, samples, self._version, self.splits)
             metrics = stats.finish(stats.merge([*parts, *added])) | self.channels.facts
         return metrics
+
+    def _room(self) -> int:
+        """Tokens of one microbatch: read off once, so that a step is cut as the one before."""
+        if self._tokens == 0:
+            self._tokens = microbatch_tokens(self.net) if self.fused else MICROBATCH_TOKENS
+        return self._tokens
 
     def _unscored(
         self, samples: Sequence[TrainSample], moving: Sequence[TrainSample], totals: StepTotals
@@ -254,7 +282,7 @@ class GRPOLearner:
         if self.settings.mask_truncated and sample.finish_reason == "length":
             return False
         loss = self.settings.loss
-        return sample.advantage != 0 or loss.beta > 0
+        return sample.advantage != 0 or loss.beta > 0 or loss.kind.every_row
 
     def _pack(self, piece: Sequence[TrainSample]) -> Batch:
         batch, packed = make_batch(piece, pad_token_id=self.settings.pad_token_id)
@@ -266,7 +294,7 @@ class GRPOLearner:
         """Gradients of one microbatch, added to the parameters'; returns its statistics."""
         failpoint("learner.before_forward")
         batch = self._pack(piece)
-        scores = score_batch(self.net, batch, temperature=self.settings.temperature, with_entropy=True)
+        scores = self._scored(batch)
         logp = scores.logprobs
         old = self._old_logprobs(piece, logp, iteration)
         terms = policy_loss(
@@ -280,6 +308,21 @@ class GRPOLearner:
         seen = stats.token_sums(batch.mask, logp=old, sampler_logp=sampler, entropy=scores.entropy)
         return terms.sums | seen
 
+    def _scored(self, batch: Batch) -> TokenScores:
+        """The microbatch under the policy, with gradients."""
+        temperature = self.settings.temperature
+        if not self.fused:
+            return score_batch(self.net, batch, temperature=temperature, with_entropy=True)
+        scores = score_batch_fused(self.net, batch, temperature=temperature)
+        if not self._fused_proven:
+            with torch.no_grad():
+                rows = batch.rows(range(min(len(batch), PROOF_ROWS)))
+                own = score_batch(self.net, rows, temperature=temperature, with_entropy=False).logprobs
+            gap = float((scores.logprobs.detach()[: len(rows)] - own).abs().max())
+            invariants.check_fused(gap, self.settings.parity_tolerance)
+            self._fused_proven = True
+        return scores
+
     def _old_logprobs(self, piece: Sequence[TrainSample], logp: Tensor, iteration: int) -> Tensor:
         """(B, T) under the policy at the first pass; on the first pass, this very forward."""
         if iteration == 0:
@@ -290,20 +333,19 @@ class GRPOLearner:
         old = torch.zeros_like(logp)
         for row, sample in enumerate(piece):
             kept = self._old[sample.group, sample.index]
-            old[row, : len(sample.completion_ids)] = kept if len(kept) else math.nan  # emptied by `_suspects`
+            old[row, : len(sample.completion_ids)] = kept if len(kept) else math.nan  # emptied by `_nonfinite_sources`
         return old
 
     def _reference_logprobs(self, batch: Batch) -> Tensor | None:
-        if self.reference is None:
+        if self.settings.loss.beta == 0:
             return None
-        with torch.no_grad():
-            return score_batch(
-                self.reference, batch, temperature=self.settings.temperature, with_entropy=False
-            ).logprobs
+        base = self.net if self.reference is None else self.reference
+        with torch.no_grad(), nullcontext() if self.adapter is None else self.adapter.off():
+            return score_batch(base, batch, temperature=self.settings.temperature, with_entropy=False).logprobs
 
     def _parity_only(self, samples: Sequence[TrainSample]) -> stats.Sums:
         """Step 1 without a moving sample still compares sampler and learner."""
-        piece = next(split_microbatches(list(samples), self.settings.microbatch_size, self.splits))
+        piece = next(split_microbatches(list(samples), self.settings.microbatch_size, self.splits, tokens=self._room()))
         batch = self._pack(piece)
         with torch.no_grad():
             scores = score_batch(self.net, batch, temperature=self.settings.temperature, with_entropy=True)
@@ -326,28 +368,31 @@ class GRPOLearner:
         rate = self._rate_at(self._version + 1)
         always = {"learning_rate": rate, "memory/splits": float(self.splits)}
         always |= {"updates/changed_share": 0.0, "updates/published_share": 0.0}
+        trained = self.trained()
         silent = not moving and "loss" not in metrics  # a channel may have a loss where the samples have none
         if not silent:
             limit = settings.max_grad_norm if settings.max_grad_norm > 0 else float("inf")
-            metrics["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(self.trained().values(), limit))
+            metrics["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(trained.values(), limit))
         elif samples:  # every advantage is 0, so these are exact; without samples they are undefined
             metrics |= {"loss": 0.0, "grad_norm": 0.0}
         if broken := not_finite(metrics) or self._broken_memory():
             self.forget_gradients()
             return StepReport(always, self._version, applied=False, suspects=broken)
         if not silent:
-            updates = self._step(rate)
+            updates, merged = self._step(rate, trained)
             always["updates/changed_share"] = updates.changed_share
             always["updates/published_share"] = updates.published_share
+            if merged is not None:
+                always |= {"updates/published_share": merged.changed / merged.entries, "timing/merge": merged.seconds}
             self.changed_entries += updates.changed
             self._pushes += rate > 0 and any(s.advantage != 0 for s in moving)
         self._version += 1  # a step without signal is a step: planned = executed
         self._torn = False
         if not silent:
             self._watch_reference(metrics)
-        trained = rows_by_dataset(self._packed) if moving else {}
+        rows = rows_by_dataset(self._packed) if moving else {}
         always |= sequence_metrics(self._packed) if moving else {}
-        return StepReport(metrics | always, self._version, applied=True, trained_rows=trained)
+        return StepReport(metrics | always, self._version, applied=True, trained_rows=rows)
 
     def _rate_at(self, step: int) -> float:
         settings = self.settings
@@ -360,14 +405,21 @@ class GRPOLearner:
         """One NaN in a moment would be written into its weight by the best of gradients."""
         return () if all_finite(moments(self.optimiser)) else ("the optimiser's state is not finite",)
 
-    def _step(self, rate: float) -> StepUpdates:
+    def _step(self, rate: float, trained: Mapping[str, Tensor]) -> tuple[StepUpdates, Merged | None]:
         """Change the weights. From the first to the last of them the learner is torn, and cannot be saved."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate
+        if self.adapter is not None:
+            self.adapter.check_step(self.optimiser)
+            self.adapter.allocate()
         allocate_moments(self.optimiser)
         step = CountedStep(self.optimiser, None if self.masters is None else self.masters.by_tensor())
-        still_waiting = self.parameter_updates is None or self.parameter_updates.moved == 0
-        with watch_updates(self.trained(), wanted=still_waiting) as found:
+        known = self.parameter_updates
+        still_waiting = (
+            known is None or known.moved == 0 or (self.adapter is not None and known.total < len(self.adapter.trained))
+        )
+        watched = trained if self.adapter is None or not still_waiting else self.adapter.awake()
+        with watch_updates(watched, wanted=still_waiting) as found:
             failpoint("learner.before_step")
             check_rate(self.optimiser, rate, self._version)
             self._torn = True
@@ -381,12 +433,16 @@ class GRPOLearner:
                 "the update itself overflowed; nothing of it is saved or published",
                 "lower learning_rate, then resume from the last checkpoint",
             )
-        dtypes = {value.dtype for value in self.trained().values()}
+        dtypes = {value.dtype for value in trained.values()}
         highest = self._rate_at(min(max(self.settings.warmup_steps, 1), self.settings.max_steps))
         check_taken_in(updates, rate, highest, self._version, dtypes)
-        return updates
+        if self.adapter is None:
+            return updates, None
+        if still_waiting:
+            self.adapter.check_base()
+        return updates, self.adapter.merge(self._version + 1)
 
-    def _suspects(
+    def _nonfinite_sources(
         self, samples: Sequence[TrainSample], moving: list[TrainSample], iteration: int, seen: Sequence[str]
     ) -> tuple[str, ...]:
         """Who is to blame for a refused step; the learner is afterwards as it was."""
@@ -413,7 +469,7 @@ class GRPOLearner:
 
     def _watch_reference(self, metrics: dict[str, float]) -> None:
         """Refresh the reference when due, and refuse a penalty that never did anything."""
-        if self.reference is None:
+        if self.settings.loss.beta == 0:
             return
         self._kl_seen = self._kl_seen or metrics.get("kl", 0.0) != 0.0
         if self._pushes > DEAD_KL_STEPS and not self._kl_seen:
@@ -423,7 +479,7 @@ class GRPOLearner:
                 'keep the reference fixed: reference_sync_steps = "never"',
             )
         every = self.settings.reference_sync_steps
-        if every is not None and self._version % every == 0:
+        if self.reference is not None and every is not None and self._version % every == 0:
             self.reference.load_state_dict(self.net.state_dict())
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from surefoot.config import MICROBATCH_TOKENS
 from surefoot.errors import MemoryLimitError
 from surefoot.learner.samples import split_microbatches
 from surefoot.records import TrainSample
@@ -41,9 +42,34 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(saying in said for saying in OUT_OF_MEMORY_MESSAGES)
 
 
-def largest_piece(samples: Sequence[TrainSample], size: int, splits: int) -> list[TrainSample]:
+def largest_piece(
+    samples: Sequence[TrainSample], size: int, splits: int, *, tokens: int = MICROBATCH_TOKENS
+) -> list[TrainSample]:
     """The microbatch with the most rows, at this many halvings."""
-    return max(split_microbatches(list(samples), size, splits), key=len, default=[])
+    return max(split_microbatches(list(samples), size, splits, tokens=tokens), key=len, default=[])
+
+
+ACTIVATION_BYTES = 10 << 30
+"""What the fused forward pass may keep for the backward pass at most; more rows at once would not be faster."""
+
+
+def microbatch_tokens(net: Any) -> int:
+    """How many tokens the fused forward pass takes at once on this GPU, with half of its free memory."""
+    device = next(net.parameters()).device
+    free = ACTIVATION_BYTES
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = min(free, (torch.cuda.mem_get_info(device)[0] + unused) // 2)
+    return max(MICROBATCH_TOKENS, free // bytes_per_token(net))
+
+
+def bytes_per_token(net: Any) -> int:
+    """What the fused forward pass keeps of one token, in all layers."""
+    config, kept = net.config, next(net.parameters()).element_size()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    numbers = 4 * config.hidden_size + 3 * config.intermediate_size + size * (4 * heads + 6 * kv_heads)
+    return int(config.num_hidden_layers * numbers * kept)
 
 
 def split_note(rows: int, fewer: int, splits: int, version: int) -> tuple[str, str]:

@@ -210,7 +210,7 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str, words: Model
             if words is None
             else words.tokenizer
         )
-        with _bars_obey() if kwargs else contextlib.nullcontext():
+        with _quiet_bars() if kwargs else contextlib.nullcontext():
             net, found = AutoModelForCausalLM.from_pretrained(
                 source, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True,
                 trust_remote_code=False, **kwargs, **({} if kwargs else _SAFE),
@@ -226,11 +226,21 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str, words: Model
     return Policy(model, net, tokenizer, stop_ids, spec, masters)
 
 
+def empty_net(model: str, *, base: Path) -> Any:
+    """The network of a model without memory for its weights: names and shapes, as its config has them."""
+    source, kwargs = _locate(model, base)
+    with _refusing(model, source):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **kwargs)
+        _refuse_unsupported(config)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
+
+
 _SAFE = {"use_safetensors": True}
 
 
 @contextlib.contextmanager
-def _bars_obey() -> Iterator[None]:
+def _quiet_bars() -> Iterator[None]:
     """Inside this the reader of GGUF files draws no bar either: its own is not switched off by the library's switch."""
     from transformers import modeling_gguf_pytorch_utils as reader
 

@@ -36,12 +36,14 @@ _LARGEST = {
 def check_model_folder(folder: Path) -> None:
     """Refuses a folder of which more than data would be used, or more than its own."""
     _check_entries(folder)
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} has no config.json", "it is not a model folder", "point model at a saved model")
-    check_model_config(folder / "config.json")
+    has_config = (folder / "config.json").is_file()
+    if has_config:
+        check_model_config(folder / "config.json")
     for name in ADAPTERS:
         if (folder / name).exists():
             refuse_adapter(folder / name)
+    if not has_config:
+        raise ModelError(f"{folder} has no config.json", "it is not a model folder", "point model at a saved model")
     for index in _indexes(folder):
         check_index(index)
 
@@ -75,7 +77,8 @@ def refuse_adapter(path: Path) -> None:
     raise ModelError(
         f"{path} is part of an adapter",
         "its base model would come from elsewhere, its weights may be a pickle, and every weight is trained here",
-        "merge the adapter into its model (merge_and_unload, then save_pretrained) and point at the result",
+        "merge the adapter into its model and point at the result: one of ours with surefoot export RUN --merged --out "
+        "FOLDER, another with merge_and_unload, then save_pretrained",
     )
 
 

@@ -52,12 +52,6 @@ class MasterWeights:
         """Master -> what computes."""
         return {self.tensors[name]: copy for name, copy in self.copies.items()}
 
-    def round_down(self) -> None:
-        """Every network parameter becomes its master, rounded."""
-        with torch.no_grad():
-            for name, copy in self.copies.items():
-                copy.copy_(self.tensors[name])
-
 
 def is_low_precision(tensor: Tensor) -> bool:
     """Whether a parameter of this kind rounds small updates away."""

@@ -318,13 +318,13 @@ def render_within_limits(render: Callable[[], str], given: int, asked: Callable[
         raise ModelError(
             f"the chat template cannot be rendered: {_in_words(error)}",
             "what cannot be rendered cannot be asked",
-            "mend chat_template.jinja, or use messages that it knows",
+            "repair chat_template.jinja, or use messages that it knows",
         ) from error
     if len(text) > given + EXTRA_CHARACTERS:
         raise ModelError(
             f"the chat template made {len(text):,} characters of {given:,}",
             f"a template adds headers, not more than {EXTRA_CHARACTERS:,} characters",
-            "mend chat_template.jinja",
+            "repair chat_template.jinja",
         )
     return text
 

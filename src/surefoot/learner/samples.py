@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from surefoot.config import MICROBATCH_TOKENS
 from surefoot.errors import PartialGroupError, RewardError
+from surefoot.learner.own_code import estimator_of
 from surefoot.maths.advantages import compute_advantages
 from surefoot.records import Group, Rollout, TrainSample
 
@@ -116,7 +117,7 @@ def _refused(group: Group, scored: Sequence[Rollout], lost: Counter[str]) -> Par
     return PartialGroupError(
         f"group {group.id} of {group.task.id} has {len(scored)} of {len(group.rollouts)} rollouts ({reasons})",
         "an advantage over survivors rewards whatever did not fail",
-        'mend the failures, or set partial_groups = "drop" or "train"',
+        'repair the failures, or set partial_groups = "drop" or "train"',
     )
 
 
@@ -125,7 +126,8 @@ def to_samples(groups: Sequence[Group], *, scale: str) -> list[TrainSample]:
     samples = [to_sample(r, group) for group in groups for r in group.rollouts]
     if not samples:
         return []
-    advantages = compute_advantages([s.reward for s in samples], [s.group for s in samples], scale=scale)  # type: ignore[arg-type]
+    estimate = estimator_of(scale)
+    advantages = compute_advantages([s.reward for s in samples], [s.group for s in samples], scale=estimate)
     return [replace(s, advantage=a) for s, a in zip(samples, advantages.tolist(), strict=True)]
 
 
@@ -149,34 +151,44 @@ def to_sample(rollout: Rollout, group: Group) -> TrainSample:
 
 
 def split_microbatches(
-    samples: list[TrainSample], size: int, splits: int = 0, *, together: int = 1
+    samples: list[TrainSample], size: int, splits: int = 0, *, together: int = 1, tokens: int = MICROBATCH_TOKENS
 ) -> Iterator[list[TrainSample]]:
     """Consecutive pieces of `size` rows; 0 adds whole groups up to a token budget.
 
     Args:
+        tokens: the budget.
         splits: each piece is halved this many times, rounding up, because memory ran out.
         together: rows that belong together, such as the two of a pair; no split comes between them.
     """
-    for piece in _pieces(samples, size):
+    for piece in _pieces(samples, size, tokens):
         rows = -(-len(piece) // 2**splits)
         rows = -(-rows // together) * together
         yield from (piece[i : i + rows] for i in range(0, len(piece), rows))
 
 
-def _pieces(samples: list[TrainSample], size: int) -> Iterator[list[TrainSample]]:
+def _pieces(samples: list[TrainSample], size: int, budget: int) -> Iterator[list[TrainSample]]:
     if size > 0:
         yield from (samples[i : i + size] for i in range(0, len(samples), size))
         return
     piece: list[TrainSample] = []
     tokens = 0
-    for group in by_group(samples):
-        cost = len(group[0].prompt_ids) + sum(len(s.completion_ids) for s in group)
-        if piece and tokens + cost > MICROBATCH_TOKENS:
+    groups = by_group(samples)
+    if budget > MICROBATCH_TOKENS:  # large pieces are made alike: the largest says how much memory a step needs
+        costs = [_cost(group) for group in groups]
+        even = -(-sum(costs) // max(1, -(-sum(costs) // budget)))
+        budget = min(budget, even + max(costs, default=1) - 1)
+    for group in groups:
+        cost = _cost(group)
+        if piece and tokens + cost > budget:
             yield piece
             piece, tokens = [], 0
         piece, tokens = [*piece, *group], tokens + cost
     if piece:
         yield piece
+
+
+def _cost(group: Sequence[TrainSample]) -> int:
+    return len(group[0].prompt_ids) + sum(len(s.completion_ids) for s in group)
 
 
 def by_group(samples: Sequence[TrainSample]) -> list[list[TrainSample]]:

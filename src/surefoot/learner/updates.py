@@ -38,6 +38,10 @@ from surefoot.protocols import ParameterUpdates
 
 PIECE_ENTRIES = 16 << 20
 """Parameters are stepped in pieces of about so many entries: a piece is copied, stepped and compared."""
+GPU_PIECE_ENTRIES = 64 << 20
+"""On a GPU, where every call is a launch."""
+AT_ONCE = frozenset({"cuda"})
+"""Kinds of device on which all tensors of a piece are stepped and compared at once."""
 DUE = 0.01
 """An entry is due when Adam's update of it is at least this share of the learning rate."""
 
@@ -111,11 +115,8 @@ class Piece(NamedTuple):
     params: list[Tensor]
     steps: float
     """How often they were stepped before."""
-
-    @property
-    def entries(self) -> int:
-        """Of all of them."""
-        return _entries(self.params)
+    entries: int
+    """Of all of them."""
 
     @property
     def device(self) -> torch.device:
@@ -134,12 +135,13 @@ class CountedStep:
         self.optimiser, self.copies = optimiser, copies or {}
         self.pieces = list(_pieces(optimiser))
         kinds = [(p.dtype, piece) for piece in self.pieces for p in piece.params[:1]]
-        kinds += [(self.copies[p].dtype, piece) for piece in self.pieces for p in piece.params if p in self.copies]
+        copied = [(piece, {self.copies[p].dtype for p in piece.params if p in self.copies}) for piece in self.pieces]
+        kinds += [(dtype, piece) for piece, dtypes in copied for dtype in dtypes]
         kinds += [(torch.bool, piece) for piece in self.pieces]
         self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         for dtype, device in {(dtype, piece.device) for dtype, piece in kinds}:
             size = max(piece.entries for kind, piece in kinds if (kind, piece.device) == (dtype, device))
-            rows = 2 if dtype == torch.bool else 1
+            rows = 2 if dtype == torch.bool or device.type in AT_ONCE else 1
             self._buffers[dtype, device] = torch.empty(rows, size, dtype=dtype, device=device)
         self._counts: dict[str, list[Tensor]] = {"changed": [], "published": [], "due": [], "taken": []}
 
@@ -152,12 +154,45 @@ class CountedStep:
                 for group in groups:
                     group["params"] = []
                 groups[piece.group]["params"] = piece.params
-                self._step(piece)
+                (self._step_at_once if piece.device.type in AT_ONCE else self._step)(piece)
         finally:
             for group, params in zip(groups, whole, strict=True):
                 group["params"] = params
         found = {name: sum(int(count) for count in counts) for name, counts in self._counts.items()}
         return StepUpdates(sum(map(_entries, whole)), **found)
+
+    def _step_at_once(self, piece: Piece) -> None:
+        """As `_step`, the same numbers, with a few launches for all tensors instead of several for each."""
+        params, group = [p.detach() for p in piece.params], self.optimiser.param_groups[piece.group]
+        kept, flat = self._views(piece, params[0].dtype)
+        now, new = self._views(piece, params[0].dtype, 1)
+        torch._foreach_copy_(kept, params)
+        self.optimiser.step()
+        torch._foreach_copy_(now, params)
+        changed, due = self._buffers[torch.bool, piece.device][:, : piece.entries]
+        torch.ne(flat, new, out=changed)
+        self._counts["changed"].append(_count(changed))
+        if group["lr"] > 0:
+            states, steps = [self.optimiser.state[p] for p in piece.params], piece.steps + 1
+            beta1, beta2 = group["betas"]
+            torch._foreach_copy_(kept, [state["exp_avg_sq"] for state in states])
+            torch._foreach_copy_(now, [state["exp_avg"] for state in states])
+            flat.sqrt_().div_(math.sqrt(1 - beta2**steps)).add_(group["eps"]).mul_(DUE * (1 - beta1**steps))
+            torch.ge(new.div_(flat).abs_(), 1.0, out=due)  # 0 / 0, without epsilon and gradient, is not due
+            self._counts["due"].append(_count(due))
+            self._counts["taken"].append(_count(due.logical_and_(changed)))
+        self._counts["published"].append(self._round_down_at_once(piece, params, changed))
+
+    def _round_down_at_once(self, piece: Piece, params: list[Tensor], changed: Tensor) -> Tensor:
+        copies = [self.copies[p].detach() for p in piece.params if p in self.copies]
+        if len(copies) < len(params) or len({copy.dtype for copy in copies}) > 1:  # some are trained themselves
+            return self._round_down(piece, *self._views(piece, torch.bool))
+        rounded, flat = self._views(piece, copies[0].dtype)
+        before, old = self._views(piece, copies[0].dtype, 1)
+        torch._foreach_copy_(rounded, params)
+        torch._foreach_copy_(before, copies)
+        torch._foreach_copy_(copies, rounded)
+        return _count(torch.ne(flat, old, out=changed))
 
     def _step(self, piece: Piece) -> None:
         params, group = piece.params, self.optimiser.param_groups[piece.group]
@@ -200,28 +235,30 @@ class CountedStep:
                 copy.copy_(rounded)
         return _count(all_new)
 
-    def _views(self, piece: Piece, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
+    def _views(self, piece: Piece, dtype: torch.dtype, row: int = 0) -> tuple[list[Tensor], Tensor]:
         """For each parameter a tensor of its shape, in memory that is there already, and all of them as one row."""
-        row = self._buffers[dtype, piece.device][0, : piece.entries]
+        flat = self._buffers[dtype, piece.device][row, : piece.entries]
         ends = list(itertools.accumulate(p.numel() for p in piece.params))
-        views = [row[end - p.numel() : end].view(p.shape) for end, p in zip(ends, piece.params, strict=True)]
-        return views, row
+        views = [flat[end - p.numel() : end].view(p.shape) for end, p in zip(ends, piece.params, strict=True)]
+        return views, flat
 
 
 def _pieces(optimiser: torch.optim.Optimizer) -> Iterator[Piece]:
     """All parameters with a gradient, in their order, cut where a piece is full or the next one is of another kind."""
     for index, group in enumerate(optimiser.param_groups):
         piece: list[Tensor] = []
+        entries = 0
         kind: tuple[float, torch.dtype, torch.device] | None = None
         params = [p for p in group["params"] if p.grad is not None]
         for p, steps in zip(params, _steps(optimiser, params), strict=True):
             own = (steps, p.dtype, p.device)
-            if piece and kind is not None and (own != kind or _entries(piece) + p.numel() > PIECE_ENTRIES):
-                yield Piece(index, piece, kind[0])
-                piece = []
-            piece, kind = [*piece, p], own
+            most = GPU_PIECE_ENTRIES if p.device.type in AT_ONCE else PIECE_ENTRIES
+            if piece and kind is not None and (own != kind or entries + p.numel() > most):
+                yield Piece(index, piece, kind[0], entries)
+                piece, entries = [], 0
+            piece, kind, entries = [*piece, p], own, entries + p.numel()
         if piece and kind is not None:
-            yield Piece(index, piece, kind[0])
+            yield Piece(index, piece, kind[0], entries)
 
 
 def _steps(optimiser: torch.optim.Optimizer, params: list[Tensor]) -> list[float]:

@@ -1,6 +1,6 @@
 """From rewards to advantages: compare siblings, and nobody else.
 
-Owns       who is whose sibling (by id), and the three ways to scale what they differ by.
+Owns       who is whose sibling (by id), and the registry of ways to weigh what they differ by, `ESTIMATORS`.
 Promises   ids decide the groups, in any order; a constant group is exactly zero at any float
            value; a non-finite reward is refused, never averaged.
 Never      knows the configured group size unless it is told, and never fills in a reward.
@@ -11,7 +11,7 @@ Axes: B samples, G siblings of one group.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from surefoot.errors import ConfigError, PartialGroupError, ShapeError
 
-Scale = Literal["group", "batch", "rank", "none"]
+Estimator = Callable[[Tensor, Tensor], Tensor]
+"""`estimate(rewards, batch_std)`: (G,) rewards of siblings that differ, () std of the batch -> (G,) advantages."""
 Partial = Literal["train", "drop", "refuse"]
 
 STD_FLOOR = 1e-6
@@ -30,7 +31,7 @@ def compute_advantages(
     rewards: Tensor | Sequence[float],
     group_ids: Tensor | Sequence[Hashable],
     *,
-    scale: Scale = "group",
+    scale: str | Estimator = "group",
     expected_size: int | None = None,
     partial: Partial = "train",
 ) -> Tensor:
@@ -40,7 +41,8 @@ def compute_advantages(
         rewards: (B,) one finite number per sample.
         group_ids: (B,) equal ids are siblings; any hashables, or an integer tensor.
         scale: `group` divides by the group's population std, `batch` by that of all rewards,
-            `rank` replaces rewards by their mean rank spread over [-1, 1], `none` only centres.
+            `rank` replaces rewards by their mean rank spread over [-1, 1], `none` only centres; or an estimator that is
+            in no table.
         expected_size: siblings a whole group has; None means that every group counts as whole. No run gives it:
             `learner.samples.drop_ungraded` decides on partial groups before.
         partial: a group of another size is trained on as it is, dropped (advantage exactly 0),
@@ -53,7 +55,9 @@ def compute_advantages(
         >>> compute_advantages([1.0, 0.0, 5.0, 5.0], ["a", "a", "b", "b"]).tolist()
         [1.0, -1.0, 0.0, 0.0]
     """
-    _require_choice("scale", scale, ("group", "batch", "rank", "none"))
+    if isinstance(scale, str):
+        _require_choice("scale", scale, tuple(ESTIMATORS))
+        scale = ESTIMATORS[scale]
     _require_choice("partial", partial, ("train", "drop", "refuse"))
     values = _as_rewards(rewards)
     groups = _members(group_ids, len(values))
@@ -104,26 +108,45 @@ def zero_variance(
     return counts
 
 
-def _within_group(values: Tensor, scale: Scale, batch_std: Tensor) -> Tensor:
+def _within_group(values: Tensor, estimate: Estimator, batch_std: Tensor) -> Tensor:
     """(G,) advantages of one group."""
     if _is_constant(values):  # the mean of equal floats need not equal them: 0.1 * 3 / 3 != 0.1
         return torch.zeros_like(values)
-    if scale == "rank":
-        return _centred_ranks(values)
-    centred = values - values.mean()
-    if scale == "none":
-        return centred
-    if scale == "batch":
-        return centred / batch_std.clamp(min=STD_FLOOR)
+    given: object = estimate(values, batch_std)
+    if not isinstance(given, Tensor) or given.shape != values.shape or given.dtype != values.dtype:
+        form = f"{given.dtype} of {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+        raise ShapeError(
+            f"the advantage estimator gave {form} for {len(values)} rewards in {values.dtype}",
+            "broadcasting would give one sibling's advantage to others",
+            "return one number per reward, as a tensor in the type of the rewards",
+        )
+    return given
+
+
+def _by_group_std(values: Tensor, batch_std: Tensor) -> Tensor:
     bound = math.sqrt(len(values) - 1)  # a theorem; the clamp removes rounding only
-    return (centred / _population_std(values).clamp(min=STD_FLOOR)).clamp(-bound, bound)
+    return ((values - values.mean()) / _population_std(values).clamp(min=STD_FLOOR)).clamp(-bound, bound)
 
 
-def _centred_ranks(values: Tensor) -> Tensor:
+def _by_batch_std(values: Tensor, batch_std: Tensor) -> Tensor:
+    return (values - values.mean()) / batch_std.clamp(min=STD_FLOOR)
+
+
+def _centred_ranks(values: Tensor, batch_std: Tensor) -> Tensor:
     """(G,) mean rank (ties share one), moved and scaled to [-1, 1]."""
     below = (values.unsqueeze(0) < values.unsqueeze(1)).sum(1)
     above = (values.unsqueeze(0) > values.unsqueeze(1)).sum(1)
     return (below - above).to(values.dtype) / (len(values) - 1)
+
+
+def _centred(values: Tensor, batch_std: Tensor) -> Tensor:
+    return values - values.mean()
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "group": _by_group_std, "batch": _by_batch_std, "rank": _centred_ranks, "none": _centred,
+}  # fmt: skip
+"""Advantage estimator -> its formula; asked only where the rewards of a group differ."""
 
 
 def _population_std(values: Tensor) -> Tensor:

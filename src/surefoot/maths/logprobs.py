@@ -80,7 +80,7 @@ def compute_logprobs(
 
 def score_tokens(logits: Tensor, ids: Tensor, *, temperature: float = 1.0, with_entropy: bool = False) -> TokenScores:
     """Score tokens whose logits are at hand: logits (..., V), ids (...)."""
-    _require_scorable(logits.shape[:-1], ids, logits.shape[-1], temperature)
+    require_scorable(logits.shape[:-1], ids, logits.shape[-1], temperature)
     logp = torch.log_softmax(logits.to(_wide(logits.dtype)) / temperature, dim=-1)
     chosen = logp.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
     if not with_entropy:
@@ -124,7 +124,7 @@ def score_tokens_chunked(
         )
     if chunk_tokens < 1:
         raise ConfigError(f"chunk_tokens = {chunk_tokens}", "a chunk holds tokens", "use 1 or more")
-    _require_scorable(hidden.shape[:-1], ids, weight.shape[0], temperature)
+    require_scorable(hidden.shape[:-1], ids, weight.shape[0], temperature)
     flat = hidden.reshape(-1, hidden.shape[-1])
     settings = _Chunking(temperature, chunk_tokens, with_entropy, keep_bytes)
     logprobs, entropy = _ChunkedScores.apply(flat, weight, bias, ids.reshape(-1), settings)  # type: ignore[no-untyped-call]
@@ -261,7 +261,8 @@ def _align(logits: Tensor, width: int, prompt_lens: Tensor | Sequence[int] | Non
     return logits[torch.arange(rows, device=logits.device).unsqueeze(1), positions]
 
 
-def _require_scorable(lead: torch.Size, ids: Tensor, vocabulary: int, temperature: float) -> None:
+def require_scorable(lead: torch.Size, ids: Tensor, vocabulary: int, temperature: float) -> None:
+    """Refuse a temperature of 0, ids without logits of their own, and ids that the output layer does not have."""
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ConfigError(
             f"temperature = {temperature}", "greedy decoding has no distribution to score", "use a value above 0"

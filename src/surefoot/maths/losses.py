@@ -1,6 +1,7 @@
 """Policy-gradient losses: tensors in, tensors out.
 
-Owns       the per-token objective, its clips and corrections, and how tokens become one number.
+Owns       the registry of loss types, `LOSSES`, the corrections and penalties that all of them share, and how tokens
+           become one number.
 Promises   the denominator comes from `StepTotals`, so any cut of a step adds up to the same loss,
            gradient and statistics; a masked position is selected away, so NaN there stays there.
 Never      reads a config, moves a device, logs, or counts a denominator from what it was handed.
@@ -15,7 +16,7 @@ Read next: docs/maths.md for the formulas, `reference.py` for the same thing in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -30,12 +31,10 @@ from surefoot.errors import ConfigError, ShapeError
 # Never      imports torch or reads a config file.
 
 
-LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo"]
 Correction = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 KLEstimator = Literal["k1", "k2", "k3"]
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
-    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "gspo"),
     "level": (None, "token", "sequence"),
     "kl_estimator": ("k1", "k2", "k3"),
     "correction": (None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
@@ -57,7 +56,10 @@ class StepTotals(NamedTuple):
 class LossSettings:
     """Every number and choice that shapes the loss; a pair that contradicts itself cannot be built."""
 
-    loss_type: LossType = "dapo"
+    loss_type: str = "dapo"
+    """A name in `LOSSES`; with `own`, the name of that."""
+    own: LossKind | None = None
+    """A loss type that is in no table: one of the user's own."""
     level: Literal["token", "sequence"] | None = None
     """Ratio per token, or one per sequence (geometric mean over its tokens); None: sequence for gspo, else token."""
     epsilon: float = 0.2
@@ -84,7 +86,9 @@ class LossSettings:
     """Coefficient of -logp on rows with a positive advantage."""
 
     def __post_init__(self) -> None:
-        problems = [*self._values(), *self._pairs()]
+        known = self.own is not None or self.loss_type in LOSSES
+        unknown = [] if known else [f"loss_type = {self.loss_type!r} is none of {', '.join(LOSSES)}"]
+        problems = [*unknown, *self._values(), *(self._pairs() if known else ())]
         if problems:
             raise ConfigError(
                 "; ".join(problems),
@@ -93,9 +97,14 @@ class LossSettings:
             )
 
     @property
+    def kind(self) -> LossKind:
+        """The entry behind `loss_type`."""
+        return LOSSES[self.loss_type] if self.own is None else self.own
+
+    @property
     def whole_rows(self) -> bool:
         """Whether a row has one ratio, and not one per token."""
-        return self.level == "sequence" or self.loss_type == "gspo"
+        return self.level == "sequence" or self.kind.row_ratio
 
     @property
     def high(self) -> float:
@@ -127,25 +136,153 @@ class LossSettings:
             yield "a KL clamp with beta = 0: there is no KL to clamp"
         if self.whole_rows and self.correction in ("token_truncate", "token_mask"):
             yield f"level = sequence with correction = {self.correction}: a sequence ratio takes a sequence correction"
-        if self.loss_type == "gspo" and self.level == "token":
-            yield "loss_type = gspo with level = token: gspo has one ratio per row"
         if self.force_on_policy_ratio and self.delta is not None:
             yield f"force_on_policy_ratio with delta = {self.delta}: a ratio of 1 never reaches a second clip"
-        if self.loss_type == "cispo":
-            yield from self._cispo_pairs()
+        yield from self.kind.refuses(self)
 
-    def _cispo_pairs(self) -> Iterator[str]:
-        if self.level == "sequence":
-            yield "loss_type = cispo with level = sequence: cispo weighs single tokens"
-        if self.delta is not None:
-            yield f"loss_type = cispo with delta = {self.delta}: cispo has no second clip"
-        if self.force_on_policy_ratio:
-            yield "loss_type = cispo with force_on_policy_ratio: a weight of 1 never reaches its cap"
-        if self.epsilon_high is None or self.epsilon_high < 1:
-            yield (
-                f"loss_type = cispo with epsilon_high = {self.epsilon_high}: it caps the weight itself, and a cap "
-                "below 1 only scales every token down; 5.0 is usual"
-            )
+
+# -- The loss types: each is one entry, with its formula, its counts, and how tokens become one number
+# Owns       `LOSSES`; `config.choices.LOSSES` has the same names for those who may not import torch, and
+# `reference.LOSSES` the same formulas in slow motion.
+# Never      masks, corrects or penalises: that is common to all of them, below.
+
+
+class LossInputs(NamedTuple):
+    """What the formula of a loss type sees. Entries where `mask` is False are 0, and nothing of them counts."""
+
+    ratio: Tensor
+    """(B, T) new over old probability, or (B, 1) where a row has one ratio."""
+    logp: Tensor
+    """(B, T) under the policy being trained; carries the gradient."""
+    old_logp: Tensor
+    """(B, T) what the ratio is taken against. No gradient."""
+    advantages: Tensor
+    """(B, 1) along rows, never along tokens. No gradient."""
+    mask: Tensor
+    """(B, T) bool."""
+    settings: LossSettings
+
+    @property
+    def valid(self) -> Tensor:
+        """Where there is a ratio: the mask, or (B, 1) rows with a token."""
+        return self.mask.any(1, keepdim=True) if self.settings.whole_rows else self.mask
+
+
+Sums = Mapping[str, Tensor]
+Reduction = Callable[[Tensor, Tensor, StepTotals], Tensor]
+"""`reduce(per_token, counts, totals)`: (B, T) with 0 where the mask is False, (B,) trained tokens of each row -> ()."""
+
+
+def mean_over_tokens(per_token: Tensor, counts: Tensor, totals: StepTotals) -> Tensor:
+    """Every token of the step counts the same."""
+    return per_token.sum() / _positive("tokens", totals.tokens)
+
+
+def mean_over_rows(per_token: Tensor, counts: Tensor, totals: StepTotals) -> Tensor:
+    """Every row counts the same: a long row's token counts less."""
+    return (per_token.sum(1) / counts.clamp(min=1)).sum() / _positive("rows", totals.rows)
+
+
+def sum_over_limit(per_token: Tensor, counts: Tensor, totals: StepTotals) -> Tensor:
+    """A constant: length neither rewards nor punishes."""
+    limit = _positive("max_completion_length", totals.max_completion_length)
+    return per_token.sum() / (_positive("rows", totals.rows) * limit)
+
+
+def _nothing(inputs: LossInputs) -> Sums:
+    return {}
+
+
+def _no_pairs(settings: LossSettings) -> Iterator[str]:
+    yield from ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossKind:
+    """A loss type: one of ours, or one of the user's own.
+
+    Example:
+        >>> LossKind(objective=lambda inputs: -inputs.ratio * inputs.advantages, reduce=mean_over_rows).row_ratio
+        False
+    """
+
+    objective: Callable[[LossInputs], Tensor]
+    """(B, T) the loss of each token, in the type of `logp`; (B, 1) will do where a row has one ratio."""
+    reduce: Reduction = mean_over_tokens
+    """How tokens become one number; the denominators are those of the whole step."""
+    sums: Callable[[LossInputs], Sums] = _nothing
+    """Word -> () sum over the mask, logged as `loss/WORD`, divided by the tokens that were scored."""
+    counts: Callable[[LossInputs], Sums] = _nothing
+    """Sums that `stats.MEANS` has metrics for, such as tokens clipped."""
+    refuses: Callable[[LossSettings], Iterator[str]] = _no_pairs
+    """One line for each pair of settings that does not go together."""
+    row_ratio: bool = False
+    """Always one ratio per row."""
+    caps_ratio: bool = False
+    """Ratios are bounded from above whatever the sign of the advantage, so e^20 stands for any that is larger."""
+    every_row: bool = False
+    """Rows with an advantage of 0 have a gradient too, and have to be scored."""
+
+
+def _clipped(inputs: LossInputs) -> Tensor:
+    ratio, weight, settings = inputs.ratio, inputs.advantages, inputs.settings
+    bounded = ratio.clamp(1 - settings.epsilon, 1 + settings.high)
+    if settings.delta is not None:
+        ratio = ratio.clamp(max=settings.delta)
+    return -torch.minimum(ratio * weight, bounded * weight)
+
+
+def _clip_counts(inputs: LossInputs) -> Sums:
+    ratio, weight, valid, settings = inputs.ratio, inputs.advantages, inputs.valid, inputs.settings
+    low = (ratio < 1 - settings.epsilon) & (weight < 0) & valid
+    high = (ratio > 1 + settings.high) & (weight > 0) & valid
+    sums = {"clip_low": low.sum(), "clip_high": high.sum(), "clip_region": (low | high).sum()}
+    if settings.delta is not None:
+        sums["delta_clipped"] = ((ratio > settings.delta) & (weight < 0) & valid).sum()
+    return sums
+
+
+def _weighed(inputs: LossInputs) -> Tensor:
+    return -inputs.ratio.detach().clamp(max=inputs.settings.high) * inputs.advantages * inputs.logp
+
+
+def _cap_counts(inputs: LossInputs) -> Sums:
+    capped = (inputs.ratio > inputs.settings.high) & (inputs.advantages > 0) & inputs.valid
+    return {"cispo_clipped": capped.sum()}
+
+
+def _cispo_pairs(settings: LossSettings) -> Iterator[str]:
+    if settings.level == "sequence":
+        yield "loss_type = cispo with level = sequence: cispo weighs single tokens"
+    if settings.delta is not None:
+        yield f"loss_type = cispo with delta = {settings.delta}: cispo has no second clip"
+    if settings.force_on_policy_ratio:
+        yield "loss_type = cispo with force_on_policy_ratio: a weight of 1 never reaches its cap"
+    if settings.epsilon_high is None or settings.epsilon_high < 1:
+        yield (
+            f"loss_type = cispo with epsilon_high = {settings.epsilon_high}: it caps the weight itself, and a cap "
+            "below 1 only scales every token down; 5.0 is usual"
+        )
+
+
+def _gspo_pairs(settings: LossSettings) -> Iterator[str]:
+    if settings.level == "token":
+        yield "loss_type = gspo with level = token: gspo has one ratio per row"
+
+
+LOSSES: dict[str, LossKind] = {
+    "grpo": LossKind(objective=_clipped, counts=_clip_counts, reduce=mean_over_rows),
+    "bnpo": LossKind(objective=_clipped, counts=_clip_counts),
+    "dr_grpo": LossKind(objective=_clipped, counts=_clip_counts, reduce=sum_over_limit),
+    "dapo": LossKind(objective=_clipped, counts=_clip_counts),
+    "cispo": LossKind(objective=_weighed, counts=_cap_counts, refuses=_cispo_pairs, caps_ratio=True),
+    "gspo": LossKind(
+        objective=_clipped, counts=_clip_counts, reduce=mean_over_rows, refuses=_gspo_pairs, row_ratio=True
+    ),
+}
+"""Loss type -> its entry."""
+OWN_SUM = "loss/"
+"""Sums that a loss type declares under a word of its own begin so, and so do their metrics."""
 
 
 # -- Policy-gradient losses: tensors in, tensors out ----------------------------------------------
@@ -198,8 +335,9 @@ def policy_loss(
 
     anchor = logp.detach() if settings.force_on_policy_ratio else old_logp
     ratio = _ratio(logp - anchor, counts, weight, settings)
-    per_token = _objective(ratio, logp, weight, settings)
-    sums = _ratio_sums(ratio, logp - anchor, weight, mask, settings)
+    inputs = LossInputs(ratio, logp, anchor, weight, mask, settings)
+    per_token = _per_token(inputs)
+    sums = _ratio_sums(inputs, logp - anchor)
     if settings.correction is not None and sampler_logp is not None:
         gap = (old_logp - sampler_logp.detach()).masked_fill(hidden, 0.0)
         correction, added = _correction(gap, mask, settings)
@@ -255,19 +393,36 @@ def _ratio(log_ratio: Tensor, counts: Tensor, weight: Tensor, settings: LossSett
         log_ratio = (log_ratio.sum(1) / counts.clamp(min=1)).unsqueeze(1)
     highest = max(1 + settings.high, settings.delta or 0.0)
     bounded = log_ratio.clamp(max=max(LARGEST_LOG, math.log(highest)))
-    if settings.loss_type == "cispo" or settings.delta is not None:
+    if settings.kind.caps_ratio or settings.delta is not None:
         return bounded.exp()
     return torch.where(weight >= 0, bounded, log_ratio).exp()
 
 
-def _objective(ratio: Tensor, logp: Tensor, weight: Tensor, settings: LossSettings) -> Tensor:
-    """(B, T) the loss of each token before corrections."""
-    if settings.loss_type == "cispo":
-        return -ratio.detach().clamp(max=settings.high) * weight * logp
-    bounded = ratio.clamp(1 - settings.epsilon, 1 + settings.high)
-    if settings.delta is not None:
-        ratio = ratio.clamp(max=settings.delta)
-    return -torch.minimum(ratio * weight, bounded * weight).expand_as(logp)
+def _per_token(inputs: LossInputs) -> Tensor:
+    """(B, T) the loss of each token before corrections, by the loss type's own formula."""
+    per_token, logp = inputs.settings.kind.objective(inputs), inputs.logp
+    given: object = per_token
+    if not isinstance(given, Tensor):
+        raise ShapeError(
+            f"the objective of loss_type = {inputs.settings.loss_type} gave a {type(given).__name__}",
+            "a loss is one number per token, which are added up behind it",
+            "return a tensor of the shape of logp",
+        )
+    rows = (logp.shape[0], 1)
+    if per_token.shape != logp.shape and not (inputs.settings.whole_rows and per_token.shape == rows):
+        raise ShapeError(
+            f"the objective of loss_type = {inputs.settings.loss_type} gave the shape {tuple(per_token.shape)} for "
+            f"log-probabilities of shape {tuple(logp.shape)}",
+            "a loss is one number per token; masks, sums and denominators come behind it and belong to the whole step",
+            "return a tensor of the shape of logp, neither summed nor averaged",
+        )
+    if per_token.dtype != logp.dtype:
+        raise ShapeError(
+            f"the objective of loss_type = {inputs.settings.loss_type} gave {per_token.dtype} for {logp.dtype}",
+            "a coarser type loses digits, and a finer one would differ from what the run is compared with",
+            "compute in the type of logp",
+        )
+    return per_token.expand_as(logp)
 
 
 def _correction(gap: Tensor, mask: Tensor, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
@@ -321,34 +476,37 @@ def _penalty(logp: Tensor, ref_logp: Tensor, ratio: Tensor, settings: LossSettin
 
 def _reduce(per_token: Tensor, mask: Tensor, counts: Tensor, settings: LossSettings, totals: StepTotals) -> Tensor:
     """() the rows' share of the step's loss."""
-    per_token = per_token.masked_fill(~mask, 0.0)
-    if settings.loss_type in ("grpo", "gspo"):
-        return (per_token.sum(1) / counts.clamp(min=1)).sum() / _positive("rows", totals.rows)
-    if settings.loss_type == "dr_grpo":
-        limit = _positive("max_completion_length", totals.max_completion_length)
-        return per_token.sum() / (_positive("rows", totals.rows) * limit)
-    return per_token.sum() / _positive("tokens", totals.tokens)
+    return settings.kind.reduce(per_token.masked_fill(~mask, 0.0), counts, totals)
 
 
 @torch.no_grad()
-def _ratio_sums(
-    ratio: Tensor, log_ratio: Tensor, weight: Tensor, mask: Tensor, settings: LossSettings
-) -> dict[str, Tensor]:
-    """Counts over ratios: tokens, or rows at sequence level.
+def _ratio_sums(inputs: LossInputs, log_ratio: Tensor) -> dict[str, Tensor]:
+    """Counts over ratios: tokens, or rows at sequence level; and what the loss type itself counts.
 
     `clip_places` is what shares of clipped ones are taken of; the learner adds rows that it did not have to score.
     """
-    valid = mask.any(1, keepdim=True) if settings.whole_rows else mask
-    sums = {"ratios": valid.sum(), "ratio": _total(ratio, valid), "abs_log_ratio": _total(log_ratio.abs(), mask)}
+    valid = inputs.valid
+    sums = {"ratios": valid.sum(), "ratio": _total(inputs.ratio, valid)}
+    sums["abs_log_ratio"] = _total(log_ratio.abs(), inputs.mask)
     sums["clip_places"] = valid.sum()
-    if settings.loss_type == "cispo":
-        return sums | {"cispo_clipped": ((ratio > settings.high) & (weight > 0) & valid).sum()}
-    low = (ratio < 1 - settings.epsilon) & (weight < 0) & valid
-    high = (ratio > 1 + settings.high) & (weight > 0) & valid
-    sums |= {"clip_low": low.sum(), "clip_high": high.sum(), "clip_region": (low | high).sum()}
-    if settings.delta is not None:
-        sums["delta_clipped"] = ((ratio > settings.delta) & (weight < 0) & valid).sum()
-    return sums
+    kind = inputs.settings.kind
+    return sums | dict(kind.counts(inputs)) | {f"{OWN_SUM}{name}": value for name, value in _named_sums(inputs).items()}
+
+
+def _named_sums(inputs: LossInputs) -> Mapping[str, Tensor]:
+    """What the loss type adds up under names of its own."""
+    sums = inputs.settings.kind.sums(inputs)
+    given: Mapping[str, object] = sums
+    for name, value in given.items():
+        is_sum = isinstance(value, Tensor) and value.shape == ()
+        if not is_sum or not name.isidentifier() or name.endswith(("_min", "_max")):
+            shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ShapeError(
+                f"loss_type = {inputs.settings.loss_type} declares the sum {name!r} with {shape}",
+                "a sum over tokens is one number under a plain word, and is added over every cut of the step",
+                "return {word: tensor of shape ()}, each summed over inputs.mask",
+            )
+    return {name: value.detach() for name, value in sums.items()}
 
 
 def _total(values: Tensor, valid: Tensor) -> Tensor:
@@ -404,4 +562,7 @@ def require_shape(
         )
 
 
-__all__ = ["LossSettings", "LossTerms", "StepTotals", "estimate_kl", "kl_in_reward", "policy_loss", "require_shape"]
+__all__ = [
+    "LOSSES", "LossInputs", "LossKind", "LossSettings", "LossTerms", "StepTotals", "estimate_kl", "kl_in_reward",
+    "mean_over_rows", "mean_over_tokens", "policy_loss", "require_shape", "sum_over_limit",
+]  # fmt: skip

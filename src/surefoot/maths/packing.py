@@ -73,10 +73,6 @@ class Batch:
             picked[name] = [getattr(self, name)[row] for row in where.tolist()]
         return dataclasses.replace(self, **picked)  # type: ignore[arg-type]
 
-    def loss_mask(self, *, mask_truncated: bool = False) -> Tensor:
-        """(B, T) bool, the one mask that all loss terms share. No run calls this: the learner leaves such rows out."""
-        return self.mask & ~self.truncated.unsqueeze(1) if mask_truncated else self.mask
-
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
@@ -196,8 +192,9 @@ def _pad(rows: Sequence[Sequence[int]] | Sequence[Sequence[float]], width: int, 
     """(B, width), each row followed by `value`; the dtype is that of `value`."""
     dtype = {bool: torch.bool, int: torch.int64, float: torch.float32}[type(value)]
     out = torch.full((len(rows), width), value, dtype=dtype)
+    flat = out.numpy()  # the same memory: writing a row there costs a third of making a tensor of it
     for i, row in enumerate(rows):
-        out[i, : len(row)] = torch.tensor(list(row), dtype=dtype)
+        flat[i, : len(row)] = row
     return out
 
 

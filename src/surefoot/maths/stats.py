@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from surefoot.maths.losses import estimate_kl, require_shape
+from surefoot.maths.losses import OWN_SUM, estimate_kl, require_shape
 
 Sums = Mapping[str, Tensor]
 
@@ -177,6 +177,9 @@ def finish(sums: Sums) -> dict[str, float]:
     for metric, name in TOTALS.items():
         if name in sums:
             metrics[metric] = float(sums[name])
+    for name in sums:  # what a loss type adds up under a word of its own
+        if name.startswith(OWN_SUM) and int(sums["tokens"]) > 0:
+            metrics[name] = float(sums[name]) / int(sums["tokens"])
     if metrics.get("scored_share", 1.0) == 1.0 and "scored_entropy" in metrics:
         metrics["entropy"] = metrics["scored_entropy"]  # of every sampled token: what others mean by that name
     return metrics

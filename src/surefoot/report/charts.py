@@ -38,7 +38,7 @@ def absent(data: RunData) -> list[str]:
         "eval_accuracy": "held-out accuracy: no evaluation has a task metric",
         "kl": "KL: no reference is kept with beta = 0",
         "async/staleness_mean": "staleness: a synchronous run trains on what it has just sampled",
-        "sync/probe_gap": "weight-sync proof: no canary figures in this log",
+        "sync/probe_gap": "weight-sync proof: no probe figures in this log",
     }
     if data.sets():  # what is held out is there, under its own names
         del words["eval_accuracy"]
@@ -143,7 +143,7 @@ def _proof(data: RunData) -> Iterator[Chart]:
     limit = ("tolerance", allowed) if allowed else None
     for title, name, about in (
         ("Weight-sync proof gap", "sync/probe_gap",
-         "the canary: after each sync every engine answers fixed probes; its logprobs against the learner's own"),
+         "the probe: after each sync every engine answers fixed probes; its logprobs against the learner's own"),
         ("Sampler against learner", "sampling/sampling_logp_difference/max",
          "largest difference between the logprob a token was sampled with and the learner's own"),
     ):  # fmt: skip

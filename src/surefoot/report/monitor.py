@@ -1,14 +1,14 @@
 """Everything by which others see a run while it goes on and after: `status.json`, `timeline.jsonl`, `report.html`.
 
-Owns       the three, from `with lookout:` to the end of the block; one place where a run plugs them in.
+Owns       the three, from `with monitor:` to the end of the block; one place where a run plugs them in.
 Promises   nothing here stops or slows a run: what cannot be written becomes one warning.
 
-    with Lookout(folder, max_steps=100, warn=view.warn) as lookout:
-        phase = lookout.phase(stop.part)            pieces of a step become spans
-        with lookout.asking(runtime.status): ...    a fleet or a stream is asked once a second
-        lookout.step(7, metrics)                    after each step; `evaluated` after each evaluation
-        lookout.finished(7)                         the step is over, its evaluation and checkpoint included
-    lookout.report()                                after the verdict
+    with RunMonitor(folder, max_steps=100, warn=view.warn) as monitor:
+        phase = monitor.phase(stop.part)            pieces of a step become spans
+        with monitor.asking(runtime.status): ...    the replicas or the sampler are asked once a second
+        monitor.step(7, metrics)                    after each step; `evaluated` after each evaluation
+        monitor.finished(7)                         the step is over, its evaluation and checkpoint included
+    monitor.report()                                after the verdict
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RunMonitor:
         return both
 
     def resumed(self, step: int, seconds_before: float = 0.0) -> None:
-        """The run goes on from here; its earlier lives took so long up to it."""
+        """The run goes on from here; what came before the resume took so long."""
         self.board.resumed(step, seconds_before)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

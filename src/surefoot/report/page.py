@@ -287,7 +287,7 @@ def syncs(data: RunData) -> str:
             value = choose(y for _, y in points)
             rows.append((label, size(value) if name == "sync/bytes" else number(value)))
     rows.append(("replacements of engines and workers", _restarts(data.status)))
-    note = "" if gaps else '<p class="about">No canary figures are in this log: nothing is claimed about its syncs.</p>'
+    note = "" if gaps else '<p class="about">No probe figures are in this log: nothing is claimed about its syncs.</p>'
     return f'<div class="panel"><h3>Weight syncs</h3>{table(["", ""], rows, numbers=1)}{note}</div>'
 
 
@@ -296,7 +296,7 @@ def _restarts(status: Mapping[str, Any]) -> str:
     counts = [
         each["restarts"] for each in members if isinstance(each, Mapping) and isinstance(each.get("restarts"), int)
     ]
-    return str(sum(counts)) if counts else "no fleet"
+    return str(sum(counts)) if counts else "no replicas"
 
 
 def settings(data: RunData) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from surefoot.config import MICROBATCH_TOKENS, Config
+from surefoot.config.choices import is_own, loss_facts
 from surefoot.config.schedule import Answered, cadence_of, most_tasks
 from surefoot.tracking.text import counted
-
-ROW_MEANS = ("grpo", "gspo")
-"""Loss types that take the mean over rows; the others add up tokens."""
 
 
 def batch_arithmetic(
@@ -38,13 +37,13 @@ def batch_arithmetic(
         _step(config, microbatch_size or config.microbatch_size),
         *_loss(config),
         _run(config, train_tasks),
-        *_fleet(config),
+        *_replicas(config),
         _evaluation(config, heldout_tasks, set_tasks),
         *(f"          set {line}" for line in sets),
     ]
 
 
-def _fleet(config: Config) -> list[str]:
+def _replicas(config: Config) -> list[str]:
     """Who runs where, and how old samples may be; nothing for a run in one process that takes turns."""
     keys, lines = config.runtime, []
     if keys.kind == "ray":
@@ -79,6 +78,8 @@ def _step(config: Config, piece: int) -> str:
         return line + f", {_pieces(-(-rollouts // piece))} of {piece} rollouts"
     groups = max(1, MICROBATCH_TOKENS // (config.num_generations * _longest(config)))
     most = -(-config.tasks_per_step // groups)
+    if config.device == "cuda" and config.cuda_kernels:
+        return line + ", in pieces of whole groups, as large as the GPU's memory allows"
     return line + f", {_pieces(most)} (whole groups, about {MICROBATCH_TOKENS} tokens each at most)"
 
 
@@ -89,16 +90,18 @@ def _longest(config: Config) -> int:
 
 def _loss(config: Config) -> list[str]:
     """What one ratio per row means under this loss_type; nothing for one ratio per token, the usual case."""
+    if is_own(config.loss_type):
+        return [f"loss      {Path(config.loss_type).name}: of your own, held to the invariants of ours before step 1"]
     if config.ratio_level == "token":
         return []
-    if config.loss_type in ROW_MEANS:
+    if loss_facts(config.loss_type).row_means:
         return ["loss      GSPO: one ratio per row, every row counts the same"]
     return [f'loss      {config.loss_type}, one ratio per row: rows weigh by length; GSPO is loss_type = "gspo"']
 
 
 def loss_warning(config: Config) -> tuple[str, str] | None:
     """(what, remedy) when rows that have one ratio each are weighed by their length."""
-    if config.ratio_level == "token" or config.loss_type in ROW_MEANS:
+    if config.ratio_level == "token" or is_own(config.loss_type) or loss_facts(config.loss_type).row_means:
         return None
     return (
         f"importance_sampling_level = sequence with loss_type = {config.loss_type} weighs rows by length",

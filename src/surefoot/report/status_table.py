@@ -1,6 +1,6 @@
 """A run's status as a small table that fits 80 columns. `tracking/status.py` has the facts; this file draws them.
 
-Promises   nothing from the file is read as markup or moves the cursor; a fleet of any size fits on a screen.
+Promises   nothing from the file is read as markup or moves the cursor; any number of replicas fits on a screen.
 """
 
 from __future__ import annotations

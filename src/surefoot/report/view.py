@@ -199,7 +199,7 @@ class History:
             self.rewards.append(metrics["reward"])
 
     def resumed(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Take in what an earlier life of the run was shown; its pace is not that of this one."""
+        """Take in what was shown before the resume; its pace is not that of this one."""
         for row in rows:
             if kind_of(row) == "eval":
                 self.evaluated(int(row["step"]), row)
@@ -349,7 +349,10 @@ def verdict_lines(outcome: Finished, history: History) -> list[str]:
     lines += ["", f"run folder  {run}"]
     weights = _last_checkpoint(outcome.run_dir)
     if weights is not None:
-        lines.append(f"weights     {shown_path(weights)}  (a plain Hugging Face folder)")
+        kind = (
+            "an adapter in PEFT's form" if (weights / "adapter_config.json").exists() else "a plain Hugging Face folder"
+        )
+        lines.append(f"weights     {shown_path(weights)}  ({kind})")
         lines.append(f"next        {outcome.evaluate_with or f'surefoot eval {run}'}")
     else:
         lines.append(f"next        read {run}/verdict.json and {run}/metrics.jsonl")

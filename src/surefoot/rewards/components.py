@@ -35,7 +35,7 @@ Talk = Sequence[Mapping[str, Any]]
 
 
 def components(
-    talk: Talk, *, solved: float, expected: Sequence[str] = (), world: float | None = None
+    talk: Talk, *, solved: float, expected: Sequence[str] = (), environment_reward: float | None = None
 ) -> dict[str, float]:
     """Every part of one rollout, each in [0, 1].
 
@@ -55,7 +55,7 @@ def components(
         "efficiency": right * (1.0 if len(calls) <= need else max(0.0, 1.0 - (len(calls) - need) / (need + 4))),
         "recovery": right * _recovered([outcome for _, outcome in calls]),
         "progress": sum(name in worked for name in expected) / len(expected) if expected else right,
-        "state": _within(solved if world is None else world),
+        "state": _within(solved if environment_reward is None else environment_reward),
         "response": float(_answered(talk)),
     }
 
@@ -72,14 +72,16 @@ class ComponentReward:
         """(G,) a number in [0, 1] each, or None where nobody could say whether the task is solved."""
         solved = self.verify(**_taken(self.verify, {"prompts": prompts, "completions": completions, **columns}))
         expected = [expected_tools(info) for info in columns.get("extra_info", [None] * len(completions))]
-        worlds = columns.get(ENVIRONMENT_REWARD, [None] * len(completions))
+        environment_rewards = columns.get(ENVIRONMENT_REWARD, [None] * len(completions))
         return [
-            None if right is None else self._total(_talk(said), right, tools, world)
-            for said, right, tools, world in zip(completions, solved, expected, worlds, strict=True)
+            None if right is None else self._total(_talk(said), right, tools, environment_reward)
+            for said, right, tools, environment_reward in zip(
+                completions, solved, expected, environment_rewards, strict=True
+            )
         ]
 
-    def _total(self, talk: Talk, solved: float, expected: Sequence[str], world: float | None) -> float:
-        parts = components(talk, solved=solved, expected=expected, world=world)
+    def _total(self, talk: Talk, solved: float, expected: Sequence[str], environment_reward: float | None) -> float:
+        parts = components(talk, solved=solved, expected=expected, environment_reward=environment_reward)
         return _within(sum(weight * parts[name] for name, weight in self.weights.items()))
 
 

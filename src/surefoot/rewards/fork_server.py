@@ -8,7 +8,7 @@ Promises   single-threaded and forked before the model loads, so forking from it
            `child_environment` lists, and what the config names, is left here and in every worker.
 Never      runs a reward function, or reads what travels between driver and worker.
 
-    driver --spawn(slot)--> nursery --fork--> worker
+    driver --spawn(slot)--> fork server --fork--> worker
     driver <==== the worker's socket, handed over (SCM_RIGHTS) ====
 
 Read next: `pool.py`, the driver's end.
@@ -77,7 +77,7 @@ class _Worker:
     tail: bytes = b""
     printed: PrintedLines = field(default_factory=PrintedLines)
     """Its way into the log: whole lines, without secrets."""
-    crime: str | None = None
+    violation: str | None = None
     """Why we ended it, when it was we who did."""
 
 
@@ -93,12 +93,12 @@ def run_fork_server(
         _leave_the_terminal()
         # Garbage of the driver is the driver's: its finalisers (temporary folders!) must not run here.
         gc.freeze()
-        # Before any worker is born: what one gives back later would hide what it takes.
+        # Before any worker starts: what one gives back later would hide what it takes.
         return_freed_memory()
         adopt_orphans()
         ForkServer(control, functions, printed, driver, memory_mb, forked).serve()
     except BaseException:
-        printed.write(b"\nthe nursery of the reward workers failed:\n" + traceback.format_exc().encode())
+        printed.write(b"\nthe fork server of the reward workers failed:\n" + traceback.format_exc().encode())
         raise
     finally:
         os._exit(0)
@@ -136,8 +136,8 @@ class ForkServer:
             while os.getppid() == self.driver:
                 for key, _ in self.selector.select(_WEIGH_S if self.memory_mb else _LOOK_UP_S):
                     if key.fileobj is not self.control:
-                        self._listen_if_it_lives(key.data)
-                    elif not self._obey():
+                        self._listen_if_alive(key.data)
+                    elif not self._handle_request():
                         return
                 reap_orphans({worker.process.pid for worker in self.workers.values()})
                 self._weigh()
@@ -146,7 +146,7 @@ class ForkServer:
                 worker.process.kill()
             end_all_children()
 
-    def _obey(self) -> bool:
+    def _handle_request(self) -> bool:
         """One request of the driver; False when it has closed."""
         frame = read_frame(self.control, CONTROL_CAP)
         if frame is None:
@@ -166,22 +166,22 @@ class ForkServer:
     def _fork(self, slot: int) -> tuple[int, socket.socket]:
         ours, theirs = socket.socketpair()
         listening, printing = os.pipe()
-        nursery = os.getpid()
+        fork_server = os.getpid()
 
         def serve() -> NoReturn:
             self._let_go_of(ours, listening)
-            work(theirs, printing, nursery, self.functions, self.memory_mb, self.forked)
+            work(theirs, printing, fork_server, self.functions, self.memory_mb, self.forked)
 
         process = Child.fork(serve)
         theirs.close()
         os.close(printing)
         os.set_blocking(listening, False)
-        self.workers[slot] = _Worker(process, listening, resident_bytes(nursery))
+        self.workers[slot] = _Worker(process, listening, resident_bytes(fork_server))
         self.selector.register(listening, selectors.EVENT_READ, self.workers[slot])
         return process.pid, ours
 
     def _let_go_of(self, ours: socket.socket, listening: int) -> None:
-        """In the new worker: close what belongs to the nursery, or its end would never be noticed."""
+        """In the new worker: close what belongs to the fork server, or its end would never be noticed."""
         self.selector.close()
         self.control.close()
         ours.close()
@@ -199,16 +199,16 @@ class ForkServer:
         for worker in self.workers.values():
             members = family(worker.process.pid)
             lost -= set(members)
-            taken = None if worker.crime else excess_mb(members, self.memory_mb, worker.started_with)
+            taken = None if worker.violation else excess_mb(members, self.memory_mb, worker.started_with)
             if taken is not None:
                 self._collect_stacks(worker)
-                worker.crime = f"it took {taken} MiB, reward_memory_mb allows {self.memory_mb}"
+                worker.violation = f"it took {taken} MiB, reward_memory_mb allows {self.memory_mb}"
                 worker.process.kill()
         if lost and excess_mb(lost, self.memory_mb, 0) is not None:
             for pid in lost:
                 kill_tree(pid)
 
-    def _listen_if_it_lives(self, worker: _Worker) -> None:
+    def _listen_if_alive(self, worker: _Worker) -> None:
         # A request that was ready at the same moment may have ended it; its descriptor may be somebody else's by now.
         if any(each is worker for each in self.workers.values()):
             self._listen(worker)
@@ -242,7 +242,7 @@ class ForkServer:
             self.selector.unregister(worker.output)
         os.close(worker.output)
         self.log.write(worker.printed.rest())
-        return worker.crime or _how(worker.process.wait()), worker.tail
+        return worker.violation or _how(worker.process.wait()), worker.tail
 
     def _collect_stacks(self, worker: _Worker) -> None:
         worker.process.send(STACKS, group=False)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,16 +155,26 @@ def builtin_scorer(kind: str) -> RewardFunction:
 
 
 _BUILT_IN = ("exact", "reasoning_gym", "verifier")
-COMPONENTS = "builtin:components"
-"""The reward function that has no file: `rewards.components`, weighed by the key component_weights."""
+RewardMaker = Callable[[Callable[[], RewardFunction], Mapping[str, float]], RewardFunction]
+"""`make(solved, weights)`: what says whether a task is solved, when asked for it, and the key component_weights."""
+
+
+def _components(solved: Callable[[], RewardFunction], weights: Mapping[str, float]) -> RewardFunction:
+    from surefoot.rewards.components import WEIGHTS, component_reward
+
+    return component_reward(solved(), weights or WEIGHTS)
+
+
+BUILTIN_REWARDS: dict[str, RewardMaker] = {"builtin:components": _components}
+"""Reward functions that have no file of the user's, by the name that `reward_funcs` takes."""
 
 
 def is_builtin(spec: str) -> bool:
     """Whether an entry of `reward_funcs` names a reward function of ours; one that does not exist is refused."""
     if not spec.startswith("builtin:"):
         return False
-    if spec != COMPONENTS:
-        raise did_you_mean(f"there is no reward function {spec!r}", "reward_funcs names it", spec, [COMPONENTS])
+    if spec not in BUILTIN_REWARDS:
+        raise did_you_mean(f"there is no reward function {spec!r}", "reward_funcs names it", spec, BUILTIN_REWARDS)
     return True
 
 

@@ -1,6 +1,6 @@
-"""The driver's end of the sockets to the nursery and its workers.
+"""The driver's end of the sockets to the fork server and its workers.
 
-Owns       one nursery, and one non-blocking socket per worker.
+Owns       one fork server, and one non-blocking socket per worker.
 Promises   never blocks on a worker: requests and answers move as the sockets allow.
 Never      decides what to call, or what a failure means.
 
@@ -95,7 +95,7 @@ class WorkerExit:
 
 
 class ForkServerConnection:
-    """Starts the nursery, asks it for workers, and ends it."""
+    """Starts the fork server, asks it for workers, and ends it."""
 
     def __init__(
         self, functions: Mapping[str, RewardFunction], log_path: Path | None, memory_mb: int = 0,
@@ -154,7 +154,7 @@ class ForkServerConnection:
                 return json.loads(frame), descriptors
 
     def close(self) -> None:
-        """Let the nursery end its descendants and itself; insist if it does not."""
+        """Let the fork server end its descendants and itself; insist if it does not."""
         self.control.close()
         self._process.end(_PATIENCE_S, ask=None)
 
@@ -177,9 +177,9 @@ def _open_log(path: Path) -> int:
 # its descendants within a second and replaced; a failure is never a number.
 # Never      runs a reward function in this process, or weighs what they say.
 #
-# score(jobs) --> group call --answered--> marks
+# score(jobs) --> group call --answered--> values
 # |
-# +-- raised, timeout, died --> one call per completion --> marks
+# +-- raised, timeout, died --> one call per completion --> values
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class RewardJob:
 
 
 OnScored = Callable[[int, Sequence[Mapping[str, RewardValue]]], None]
-"""(number of the job, one dict per completion): this job has all its marks."""
+"""(number of the job, one dict per completion): this job has all its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,12 +288,12 @@ class RewardPool:
         self._warn, self._missed = warn, set[str]()
         self._log_path = log_path
         self._slots = workers
-        self._nursery: ForkServerConnection | None = None
+        self._fork_server: ForkServerConnection | None = None
         self._workers: dict[int, WorkerConnection] = {}
         self._busy: dict[int, _Busy] = {}
         self._waiting: deque[_PendingReward] = deque()
         self._jobs: Sequence[RewardJob] = ()
-        self._marks: list[list[dict[str, RewardValue]]] = []
+        self._values: list[list[dict[str, RewardValue]]] = []
         self._left: list[int] = []
         """Marks that each job still lacks."""
         self._tell: OnScored | None = None
@@ -302,9 +302,9 @@ class RewardPool:
 
     # -- life ---------------------------------------------------------------------
     def start(self) -> RewardPool:
-        """Fork the nursery and its first workers. Call this before torch is imported."""
-        if self._nursery is None:
-            self._nursery = ForkServerConnection(
+        """Fork the fork server and its first workers. Call this before torch is imported."""
+        if self._fork_server is None:
+            self._fork_server = ForkServerConnection(
                 self.functions, self._log_path, self.memory_mb, self.forked, self.pass_env
             )
             for slot in range(self._slots):
@@ -316,9 +316,9 @@ class RewardPool:
         for worker in self._workers.values():
             worker.sock.close()
         self._workers.clear()
-        if self._nursery is not None:
-            self._nursery.close()
-            self._nursery = None
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None
 
     def __enter__(self) -> RewardPool:
         return self.start()
@@ -333,12 +333,12 @@ class RewardPool:
         Returns one dict (function -> Mark) per completion, job after job.
 
         Args:
-            tell: called with each job's number and marks as soon as it has all of them.
+            tell: called with each job's number and values as soon as it has all of them.
         """
         with self._one_at_a_time:
             self._jobs, self._tell = jobs, tell
             self._left = [job.size * len(self._asked(job)) for job in jobs]
-            self._marks = [[{} for _ in range(job.size)] for job in jobs]
+            self._values = [[{} for _ in range(job.size)] for job in jobs]
             self._waiting = deque(
                 _PendingReward(name, number, tuple(range(job.size)))
                 for number, job in enumerate(jobs)
@@ -352,7 +352,7 @@ class RewardPool:
             finally:
                 for slot in list(self._busy):  # only when something was raised: their answers are not wanted
                     self._replace(slot)
-            return [marks for group in self._marks for marks in group]
+            return [values for group in self._values for values in group]
 
     def _asked(self, job: RewardJob) -> Collection[str]:
         """The functions that judge this job."""
@@ -427,8 +427,8 @@ class RewardPool:
             self._replace(slot)
         if "raised" in answer:
             self._retry_or_record(call, RAISED, str(answer["raised"]))
-        elif "marks" in answer:
-            self._record(call, answer["marks"])
+        elif "values" in answer:
+            self._record(call, answer["values"])
         else:
             raise _malformed(call, str(answer.get("malformed")))
 
@@ -457,26 +457,26 @@ class RewardPool:
 
     def _record(self, call: _PendingReward, judged: Sequence[tuple[float | None, str | None, str]]) -> None:
         for row, (value, reason, story) in zip(call.rows, judged, strict=True):
-            self._marks[call.job][row][call.function] = RewardValue(value, reason, call.spent)
+            self._values[call.job][row][call.function] = RewardValue(value, reason, call.spent)
             if reason is not None:
                 count, first = self._failures.get(reason, (0, f"{call.function}, completion {row}: {story}"))
                 self._failures[reason] = (count + 1, first)
         self._left[call.job] -= len(call.rows)
         if self._tell is not None and not self._left[call.job]:
-            self._tell(call.job, self._marks[call.job])
+            self._tell(call.job, self._values[call.job])
 
     def _replace(self, slot: int, *, stacks: bool = False) -> tuple[str | None, str]:
         """A fresh worker in this slot: how the old one ended, and what it printed last."""
         self._busy.pop(slot, None)
         if (old := self._workers.pop(slot, None)) is not None:
             old.sock.close()
-        if self._nursery is None:
+        if self._fork_server is None:
             raise RewardError(
                 f"the reward pool of {', '.join(self.functions)} is not running",
                 "rewards are computed by worker processes",
                 "call start() first, or use `with RewardPool(...) as pool:`",
             )
-        self._workers[slot], obituary = self._nursery.spawn(slot, stacks=stacks)
+        self._workers[slot], obituary = self._fork_server.spawn(slot, stacks=stacks)
         return obituary.ended, obituary.output
 
 

@@ -1,6 +1,6 @@
 """Ask once, grade: the environment of tasks that need one answer.
 
-Owns       how the marks of several functions become one reward.
+Owns       how the values of several functions become one reward.
 Promises   siblings are scored in one call; a completion that a function failed on, or that all of
            them abstained from, has no reward and a reason, never 0; the task metric is kept apart.
 Never      runs a reward function itself.
@@ -71,20 +71,20 @@ class SingleTurnEnvironment:
         ]  # fmt: skip
         grades = [Grade(None, {}, rollout.failure) for rollout in rollouts]
 
-        def graded(position: int, marks: Mapping[str, RewardValue], who: Judges) -> Grade:
-            return after_repetition(_grade(marks, who), rollouts[position], self.rules)
+        def graded(position: int, values: Mapping[str, RewardValue], who: Judges) -> Grade:
+            return after_repetition(_grade(values, who), rollouts[position], self.rules)
 
         def tell(name: tuple[str, str], judged: Sequence[Mapping[str, RewardValue]]) -> None:
             assert each is not None, "asked for only where somebody listens"
-            told = {i: graded(i, marks, judges[name]) for i, marks in zip(answered[name], judged, strict=True)}
+            told = {i: graded(i, values, judges[name]) for i, values in zip(answered[name], judged, strict=True)}
             each(siblings[name], [told.get(i, grades[i]) for i in siblings[name]])
 
         for name in [name for name, members in answered.items() if not members and each is not None]:
             tell(name, ())  # nobody of this group is left to be graded
         scored = self.pool.score(jobs, *([] if each is None else [lambda n, judged: tell(asked[n], judged)]))
         order = [(position, judges[name]) for name in asked for position in answered[name]]
-        for (position, who), marks in zip(order, scored, strict=True):
-            grades[position] = graded(position, marks, who)
+        for (position, who), values in zip(order, scored, strict=True):
+            grades[position] = graded(position, values, who)
         return grades
 
     def judges_of(self, group: str) -> Judges:
@@ -112,11 +112,11 @@ class SingleTurnEnvironment:
         self.pool.close()
 
 
-def _grade(marks: Mapping[str, RewardValue], judges: Judges) -> Grade:
-    parts = {name: marks[name].value for name in judges.weights}
-    correct = None if judges.metric is None else marks[judges.metric].value
-    spent = {name: seconds for name, mark in marks.items() if (seconds := mark.seconds) is not None}
-    failure = _failure(marks, judges.weights)
+def _grade(values: Mapping[str, RewardValue], judges: Judges) -> Grade:
+    parts = {name: values[name].value for name in judges.weights}
+    correct = None if judges.metric is None else values[judges.metric].value
+    spent = {name: seconds for name, mark in values.items() if (seconds := mark.seconds) is not None}
+    failure = _failure(values, judges.weights)
     if failure is not None:
         return Grade(None, parts, failure, correct, spent)
     reward = sum(w * value for name, w in judges.weights.items() if w and (value := parts[name]) is not None)
@@ -125,8 +125,8 @@ def _grade(marks: Mapping[str, RewardValue], judges: Judges) -> Grade:
     return Grade(reward, parts, None, correct, spent)
 
 
-def _failure(marks: Mapping[str, RewardValue], weights: Mapping[str, float]) -> str | None:
-    deciding = {name: marks[name] for name, weight in weights.items() if weight}
+def _failure(values: Mapping[str, RewardValue], weights: Mapping[str, float]) -> str | None:
+    deciding = {name: values[name] for name, weight in weights.items() if weight}
     for name, mark in deciding.items():
         if mark.reason not in (None, ABSTAINED):
             return f"{name}:{mark.reason}"

@@ -45,7 +45,7 @@ def work(
     sock: socket.socket, output: int, parent: int, functions: Mapping[str, RewardFunction], memory_mb: int = 0,
     forked: Forked | None = None,
 ) -> NoReturn:  # fmt: skip
-    """Answer calls until the driver closes its end. Runs in a fresh fork of the nursery."""
+    """Answer calls until the driver closes its end. Runs in a fresh fork of the fork server."""
     try:
         os.setsid()  # a group of its own: Ctrl-C does not reach it, and it can be ended with its children
         die_with_parent(parent)
@@ -66,7 +66,7 @@ def work(
 def answer_call(
     frame: bytes, functions: Mapping[str, RewardFunction], memory: OwnMemory, forked: Forked | None = None
 ) -> dict[str, Any]:
-    """Run one call: {"marks": [[value, reason, shown], ...]}, {"malformed": what} or {"raised": traceback}."""
+    """Run one call: {"values": [[value, reason, shown], ...]}, {"malformed": what} or {"raised": traceback}."""
     try:
         call = read_call(frame, forked)
         expected = len(call.completions)  # before the call: the function may empty the list it was given
@@ -75,7 +75,7 @@ def answer_call(
         problem = _malformed(returned, expected)
         if problem is not None:
             return {"malformed": problem}
-        return {"marks": [_judged(value) for value in returned]}
+        return {"values": [_judged(value) for value in returned]}
     except BaseException as error:  # noqa: BLE001 - sys.exit and KeyboardInterrupt in a reward are failures of the reward
         return {"raised": _shorten(redact(traceback.format_exc())) + _memory_note(error, memory)}
 
@@ -144,7 +144,7 @@ def _reset_signals() -> None:
 
 
 def _redirect(output: int) -> None:
-    """Everything printed, also by C code and by children, goes to the nursery."""
+    """Everything printed, also by C code and by children, goes to the fork server."""
     for target in (1, 2):
         os.dup2(output, target)
     if output > 2:

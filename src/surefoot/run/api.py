@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from surefoot.config.keys import SETS, toml_value
-from surefoot.config.load import config_from_values
+from surefoot.config.load import LoadedConfig, config_from_values
 from surefoot.errors import ConfigError
 from surefoot.report.console import View, open_view
 from surefoot.run.arguments import (
@@ -28,6 +28,7 @@ from surefoot.run.arguments import (
     callables,
     evaluation_sets,
     model_of,
+    peft_table,
     plain_keys,
     refuse_more,
     refuse_object,
@@ -38,13 +39,14 @@ from surefoot.run.arguments import (
 from surefoot.run.evaluate import Evaluation, EvaluationRequest
 from surefoot.run.evaluate import evaluate as evaluate_target
 from surefoot.run.inputs import FromPython, RewardFunction
-from surefoot.run.session import Outcome
+from surefoot.run.session import Outcome, resume_steps, train_steps
 from surefoot.run.session import resume as resume_session
 from surefoot.run.session import train as run_session
+from surefoot.run.stepping import Callback, TrainingRun
 from surefoot.run.store import load_run_config
 from surefoot.storage.run_folder import RunFolder
 
-__all__ = ["Evaluation", "Outcome", "evaluate", "resume", "train"]
+__all__ = ["Callback", "Evaluation", "Outcome", "TrainingRun", "evaluate", "prepare", "resume", "train"]
 
 Rewards = Sequence[str | RewardFunction] | str | RewardFunction | None
 Tools = Sequence[Callable[..., Any]] | Callable[..., Any] | None
@@ -54,7 +56,8 @@ Sets = str | Path | Rows | Mapping[str, str | Path | Rows] | None
 def train(
     model: Any = None, reward_funcs: Rewards = (), *rest: Any, tasks: str | Path | Rows | None = None,
     train_dataset: str | Path | Rows | None = None, eval_dataset: Sets = None, processing_class: Any = None,
-    tools: Tools | Mapping[str, Any] = (), environment_factory: Any = None, view: View | None = None, **keys: Any,
+    tools: Tools | Mapping[str, Any] = (), environment_factory: Any = None, view: View | None = None,
+    peft_config: Any = None, **keys: Any,
 ) -> Outcome:  # fmt: skip
     """Train with GRPO; the arguments are the keys of a config file.
 
@@ -70,13 +73,33 @@ def train(
         tools: functions that the policy may call, or the config table `tools`, whose `functions` may be functions.
         environment_factory: a class with reset(**row), tools as public methods and get_reward(), or several by name.
         view: where progress is shown; the terminal when left out.
+        peft_config: PEFT's LoraConfig: the config table `lora` in its words.
         keys: any other key of a config file.
 
     Raises:
         SurefootError: with what, why and fix; `exit_code` says which kind.
     """
     refuse_more(rest)
-    keys = plain_keys(keys)
+    asked = _asked(
+        model, reward_funcs, tasks, train_dataset, eval_dataset, processing_class, tools, environment_factory,
+        peft_config, keys,
+    )  # fmt: skip
+    return run_session(asked.loaded, view=view or open_view(asked.loaded.config.max_steps), given=asked.given)
+
+
+class _Asked(NamedTuple):
+    """What somebody wants to train, as a session takes it."""
+
+    loaded: LoadedConfig
+    given: FromPython
+
+
+def _asked(
+    model: Any, reward_funcs: Rewards, tasks: str | Path | Rows | None, train_dataset: str | Path | Rows | None,
+    eval_dataset: Sets, processing_class: Any, tools: Tools | Mapping[str, Any], environment_factory: Any,
+    peft_config: Any, keys: dict[str, Any],
+) -> _Asked:  # fmt: skip
+    keys = plain_keys(keys | peft_table(peft_config, keys))
     source = training_tasks(tasks, train_dataset)
     rows = None if source is None or isinstance(source, str) else source
     found = callables(reward_funcs, "reward_funcs")
@@ -95,8 +118,57 @@ def train(
     )  # fmt: skip
     if weights is not None:  # counted against functions and files together, where both are known
         loaded = loaded.with_config(loaded.config.model_copy(update={"reward_weights": _numbers(weights)}))
-    given = FromPython(rows, _objects(found), functions, environment_factory, eval_rows, in_memory)
-    return run_session(loaded, view=view or open_view(loaded.config.max_steps), given=given)
+    return _Asked(loaded, FromPython(rows, _objects(found), functions, environment_factory, eval_rows, in_memory))
+
+
+def prepare(
+    model: Any = None, reward_funcs: Rewards = (), *rest: Any, callbacks: Sequence[Callback] = (),
+    resume: str | Path | None = None, tasks: str | Path | Rows | None = None,
+    train_dataset: str | Path | Rows | None = None, eval_dataset: Sets = None, processing_class: Any = None,
+    tools: Tools | Mapping[str, Any] = (), environment_factory: Any = None, view: View | None = None,
+    peft_config: Any = None, **keys: Any,
+) -> TrainingRun:  # fmt: skip
+    """The run that `train` makes, up to its first step; you step it. Use it in a `with` block, or close it.
+
+    Args:
+        callbacks: instances of `surefoot.Callback`, told of every step, evaluation and save, and of the end.
+        resume: a run folder to go on from, in place of a model and keys; rows, functions and tools are given again,
+            as to `surefoot.resume`, whose `max_steps` and `allow_code` may follow.
+
+    The other arguments are those of `train`.
+
+    Example:
+        with surefoot.prepare("pebble", score, tasks=rows, max_steps=20) as run:
+            for metrics in run:
+                if run.steps_done % 5 == 0:
+                    print(run.evaluate()["eval_accuracy"])
+        print(run.outcome)
+    """
+    refuse_more(rest)
+    if resume is not None:
+        if model is not None or processing_class is not None or peft_config is not None:
+            raise ConfigError(
+                "resume= together with a model", "a resumed run trains the model that it began with",
+                "leave model, processing_class and peft_config out",
+            )  # fmt: skip
+        length, allow_code = keys.pop("max_steps", None), keys.pop("allow_code", False)
+        if keys:
+            raise ConfigError(
+                f"resume= together with {', '.join(sorted(keys))}", "a resumed run is the same run",
+                "leave these out; max_steps=N makes a run longer",
+            )  # fmt: skip
+        root = Path(resume)
+        loaded, given = _asked_again(root, tasks, train_dataset, reward_funcs, tools, environment_factory, eval_dataset)
+        shown = view or open_view(length or loaded.config.max_steps)
+        steps = resume_steps(root, view=shown, given=given, max_steps=length, allow_code=allow_code)
+    else:
+        loaded, given = _asked(
+            model, reward_funcs, tasks, train_dataset, eval_dataset, processing_class, tools, environment_factory,
+            peft_config, keys,
+        )  # fmt: skip
+        shown = view or open_view(loaded.config.max_steps)
+        steps = train_steps(loaded, view=shown, given=given)
+    return TrainingRun(steps, shown, callbacks)
 
 
 def _objects(found: Sequence[Any]) -> list[RewardFunction]:
@@ -141,6 +213,16 @@ def resume(
         allow_code: code that lies in the run folder itself may be run; without it such a folder is refused.
     """
     root = Path(run_dir)
+    loaded, given = _asked_again(root, tasks, train_dataset, reward_funcs, tools, environment_factory, eval_dataset)
+    shown = view or open_view(max_steps or loaded.config.max_steps)
+    return resume_session(root, view=shown, given=given, max_steps=max_steps, allow_code=allow_code)
+
+
+def _asked_again(
+    root: Path, tasks: str | Path | Rows | None, train_dataset: str | Path | Rows | None, reward_funcs: Rewards,
+    tools: Tools | Mapping[str, Any], environment_factory: Any, eval_dataset: Sets,
+) -> _Asked:  # fmt: skip
+    """The run's own config, and what it was given in Python, given again."""
     loaded = load_run_config(RunFolder.open(root))
     source = training_tasks(tasks, train_dataset)
     if isinstance(source, str) and source != loaded.config.tasks:
@@ -149,12 +231,11 @@ def resume(
             "give the rows that it was started with, or leave tasks out",
         )  # fmt: skip
     rows = None if source is None or isinstance(source, str) else source
-    shown = view or open_view(max_steps or loaded.config.max_steps)
     given = FromPython(
         rows, _objects(callables(reward_funcs, "reward_funcs")), callables(tools, "tools"), environment_factory,
         rows_again(eval_dataset),
     )  # fmt: skip
-    return resume_session(root, view=shown, given=given, max_steps=max_steps, allow_code=allow_code)
+    return _Asked(loaded, given)
 
 
 def evaluate(

@@ -139,10 +139,9 @@ SAVE_BOTH = "model.save_pretrained(folder); tokenizer.save_pretrained(folder); t
 _SHOWN = 12
 _NOT_TAKEN = {
     "callbacks": (
-        "nothing is called back from the loop: what happens in it is what is checked",
-        "give view=, an object that is told of every step, or report_to=[...]; a guard ([guard]) ends a run early",
+        "a callback of TRL may change the trainer under way; ours are told, and change nothing",
+        "surefoot.prepare(..., callbacks=[...]) takes surefoot.Callback; a guard ([guard]) ends a run early",
     ),
-    "peft_config": ("every weight is trained, there are no adapters", "leave it out"),
     "quantization_config": ("weights are trained in full precision", 'leave it out; dtype="bfloat16" saves memory'),
     "optimizers": (
         "the learner has an AdamW of its own, whose state is in every checkpoint",
@@ -255,6 +254,44 @@ def plain_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
                 "`surefoot config` prints every key with what it takes",
             )  # fmt: skip
     return {name: str(value) if isinstance(value, Path) else value for name, value in left.items()}
+
+
+_OURS = {"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout"}
+_SAID = frozenset({*_OURS, "target_modules", "modules_to_save"})
+_NO_MATTER = {"task_type": (None, "CAUSAL_LM"), "inference_mode": (False,), "megatron_core": ("megatron.core",)}
+"""Fields that say nothing of the adapter with one of these values."""
+_UNSAID = frozenset({"peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision"})
+DEFAULT_TARGETS = ("q_proj", "v_proj")
+"""What PEFT takes for each architecture that is trained here when a LoraConfig names none."""
+
+
+def peft_table(given: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The config table `lora` that says what a LoraConfig says; whatever is not taken is refused by name."""
+    if _is_nothing(given):
+        return {}
+    kind: Any = type(given)
+    if kind.__name__ != "LoraConfig" or not hasattr(kind, "__dataclass_fields__"):
+        raise ConfigError(
+            f"peft_config is {_kind(given)}",
+            "an adapter here is LoRA",
+            "give a LoraConfig of PEFT, or lora={'rank': 16}",
+        )
+    if "lora" in keys:
+        raise ConfigError("peft_config and lora are both given", "they are two names for one adapter", "keep one")
+    usual = kind()
+    for field in dataclasses.fields(kind):
+        value = getattr(given, field.name)
+        if field.name in _SAID | _UNSAID or value == getattr(usual, field.name):
+            continue
+        if str(getattr(value, "value", value)) not in map(str, _NO_MATTER.get(field.name, ())):
+            raise ConfigError(
+                f"peft_config has {field.name} = {str(value)[:80]}", "an adapter is plain LoRA on linear layers",
+                f"leave {field.name} out",
+            )  # fmt: skip
+    table = {name: getattr(given, field) for field, name in _OURS.items()}
+    targets = given.target_modules
+    table["target_modules"] = targets if isinstance(targets, str) else sorted(targets or DEFAULT_TARGETS)
+    return {"lora": table | {"modules_to_save": list(given.modules_to_save or ())}}
 
 
 def refuse_more(rest: Sequence[Any]) -> None:
@@ -374,8 +411,8 @@ def model_of(model: Any, tokenizer: Any) -> tuple[str | None, ModelObject | None
         )  # fmt: skip
     if getattr(model, "peft_config", None) or getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(
-            f"model is a {kind} with adapters", "every weight is trained, there are no adapters",
-            f"merge them first: model = model.merge_and_unload(); {SAVE_BOTH}",
+            f"model is a {kind} with adapters", "an adapter that is trained begins anew, beside plain weights",
+            f"give peft_config= for a new one, or merge these first: model = model.merge_and_unload(); {SAVE_BOTH}",
         )  # fmt: skip
     if getattr(model, "is_quantized", False):
         raise ModelError(

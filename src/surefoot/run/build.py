@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from surefoot.config import Config
+from surefoot.config.choices import engine_facts
 from surefoot.learner.chat import ChatCodec
 from surefoot.learner.checkpoint import weights_of
 from surefoot.learner.model import Policy
-from surefoot.protocols import Learner, ServingEngine, ToolSpec
+from surefoot.protocols import EngineInputs, Learner, ServingEngine, ToolSpec
 from surefoot.records import Task
 from surefoot.rewards.pool import RewardPool
 from surefoot.rewards.rules import EvalSet
 from surefoot.run.inputs import Inputs
-from surefoot.run.model import Prepared, make_learner, prepare, probe_tolerance
+from surefoot.run.model import Prepared, adapter_plan, check_own_code, make_learner, prepare, probe_tolerance
 from surefoot.runtime.async_queue import AsyncTaskQueue
 from surefoot.runtime.base import BaseRuntime
 from surefoot.runtime.local import LocalRolloutRunner, LocalRuntime
@@ -29,6 +31,7 @@ from surefoot.runtime.rollout import RolloutCollector
 from surefoot.runtime.sampler import AsyncSampler
 from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec, WorkerSpec, portable
 from surefoot.runtime.threads import EventLoopThread
+from surefoot.runtime.weights import DEADLINE_S, AsyncScore, Publisher, Score, make_probes
 from surefoot.system.hashing import sha256_of_sized
 from surefoot.tools.toolkits import ToolkitSpec, fingerprint
 
@@ -59,6 +62,7 @@ class VllmEngineSpec:
     gpu_memory_utilization: float
     seed: int
     threads: int
+    shares_tensors: ClassVar[bool] = False
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -83,6 +87,7 @@ class ServerEngineSpec:
     concurrency: int
     answer_only: bool = False
     """It is asked and never trained: no weights are sent, and none need to be taken."""
+    shares_tensors: ClassVar[bool] = False
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -116,19 +121,44 @@ def engine_spec(
         answer_only: nothing will be trained, so a server that takes no weights will do.
     """
     parameter = next(policy.model.parameters())
-    if config.engine.kind == "vllm":
-        return VllmEngineSpec(
-            json.loads(policy.model.config.to_json_string(use_diff=False)), max_width=width, rows=engine_rows(config),
-            dtype=config.dtype, device=parameter.device.type, seed=config.seed, threads=config.threads,
-            gpu_memory_utilization=config.engine.gpu_memory_utilization,
-        )  # fmt: skip
-    if config.engine.kind == "openai":
-        assert config.engine.url is not None, "the config gives the two together"
-        return ServerEngineSpec(config.engine.url, engine_rows(config), answer_only=answer_only)
-    return EmbeddedEngineSpec(
-        policy.spec, engine_rows(config), width, parameter.device.type, config.dtype,
-        copy_weights=beside_learner and config.max_staleness > 0,
+    inputs = EngineInputs(
+        policy.spec, json.loads(policy.model.config.to_json_string(use_diff=False)), rows=engine_rows(config),
+        max_width=width, device=parameter.device.type, dtype=config.dtype, seed=config.seed, threads=config.threads,
+        url=config.engine.url, gpu_memory_utilization=config.engine.gpu_memory_utilization,
+        shares_weights=beside_learner and config.max_staleness > 0, answer_only=answer_only, kind=config.engine.kind,
+        cuda_kernels=config.cuda_kernels,
     )  # fmt: skip
+    module, _, name = engine_facts(config.engine.kind).makes.partition(":")
+    make: Callable[[EngineInputs], EngineSpec] = getattr(importlib.import_module(module), name)
+    return make(inputs)
+
+
+def embedded_engine(inputs: EngineInputs) -> EngineSpec:
+    """Ours, in the process that builds it."""
+    return EmbeddedEngineSpec(
+        inputs.decoder,
+        inputs.rows,
+        inputs.max_width,
+        inputs.device,
+        inputs.dtype,
+        cuda_kernels=inputs.cuda_kernels,
+        copy_weights=inputs.shares_weights,
+    )
+
+
+def vllm_engine(inputs: EngineInputs) -> EngineSpec:
+    """vLLM, in the process that builds it."""
+    return VllmEngineSpec(
+        dict(inputs.model_config), max_width=inputs.max_width, rows=inputs.rows, dtype=inputs.dtype,
+        device=inputs.device, gpu_memory_utilization=inputs.gpu_memory_utilization, seed=inputs.seed,
+        threads=inputs.threads,
+    )  # fmt: skip
+
+
+def server_engine(inputs: EngineInputs) -> EngineSpec:
+    """A server at engine.url."""
+    assert inputs.url is not None, "the config gives the two together"
+    return ServerEngineSpec(inputs.url, inputs.rows, answer_only=inputs.answer_only)
 
 
 def worker_spec(config: Config, inputs: Inputs, codec: ChatCodec, tools: ToolkitSpec | None) -> WorkerSpec:
@@ -148,6 +178,32 @@ def worker_spec(config: Config, inputs: Inputs, codec: ChatCodec, tools: Toolkit
 def with_call_format(tools: ToolkitSpec | None, ready: Prepared) -> ToolkitSpec | None:
     """The tools, called as this policy writes calls."""
     return None if tools is None else replace(tools, call_format=ready.call_format)
+
+
+# -- What an engine has to prove after every weight update, for the model and the tasks of this run
+
+
+def make_publisher(
+    config: Config, ready: Prepared, score: Score | AsyncScore, prompts: Iterable[Sequence[int]], *,
+    deadline_s: float | None = DEADLINE_S,
+) -> Publisher:  # fmt: skip
+    """Asks engines questions made of this run's own prompts, at its own temperature.
+
+    Args:
+        score: the learner's log-probabilities of given tokens.
+        prompts: what questions are made of; others ask otherwise, and `sync/*` of a run would change with them.
+        deadline_s: for one phase of one engine; None where the engine is in this process.
+    """
+    probes = make_probes(
+        prompts, temperature=config.temperature, max_width=ready.engine_width,
+        max_completion_length=config.max_completion_length,
+    )  # fmt: skip
+    return Publisher(probes, score, tolerance=probe_tolerance(config), deadline_s=deadline_s)
+
+
+def first_prompts(ready: Prepared) -> list[Sequence[int]]:
+    """Of a run's first tasks: enough for the probes, where nobody holds all prompts or they are many."""
+    return [ready.prompts[task.id] for task in ready.train[:64]]
 
 
 # -- Sampling while the learner learns: the rollout runner, its event loop, and the task queue ----
@@ -210,14 +266,20 @@ class Parts:
 
 
 def build(
-    config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path | None = None, *, answer_only: bool = False
-) -> Parts:
+    config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path | None = None, *,
+    answer_only: bool = False, adapter: Path | None = None,
+) -> Parts:  # fmt: skip
     """Load the model, encode every prompt once, and wire the rest.
 
     Args:
         logs: where processes of this run write what they print; needed for those that are not this one.
         answer_only: nothing will be trained, so a server that takes no weights will do.
+        adapter: a checkpoint whose adapter the model begins with.
     """
+    if not answer_only:
+        check_own_code(config)
+        if inputs.tools is not None and inputs.train:
+            inputs.tools.try_environment(inputs.train[0])
     if config.runtime.kind == "ray":
         assert logs is not None, "processes elsewhere need a place for what they print"
         from surefoot.run.on_ray import build_on_ray  # the only way to ray
@@ -228,8 +290,13 @@ def build(
         if toolkit is not None:
             stack.callback(toolkit.close)
         specs = () if toolkit is None else tuple(toolkit.specs)
+        if adapter is not None:
+            adapter_plan(config, base, adapter)
         ready = prepare(config, base, inputs, specs, None if toolkit is None else toolkit.routes)
+        identity = run_fingerprint(ready, specs)  # before an adapter is put into the network
         learner = make_learner(config, base, ready.policy, ready.codec, ready.train)
+        if adapter is not None and learner.adapter is not None:
+            learner.adapter.load(adapter)
         spec = engine_spec(config, ready.policy, ready.engine_width, beside_learner=True, answer_only=answer_only)
         engine = spec.build()
         stack.pop_all()  # from here on the runtime closes it
@@ -241,14 +308,17 @@ def build(
     )  # fmt: skip
     runtime = LocalRuntime(
         engine, collector, train=ready.sampling, evaluation=ready.eval_sampling,
-        max_failures=config.max_reward_failures,
-        probe_prompts=[ready.prompts[task.id] for task in ready.train[:64]] if ready.streamed else None,
-        score=learner.score, tolerance=probe_tolerance(config), probe_width=ready.engine_width,
+        max_failures=config.max_reward_failures, shares_tensors=spec.shares_tensors,
+        publisher=make_publisher(
+            config, ready, learner.score, first_prompts(ready) if ready.streamed else ready.prompts.values(),
+            deadline_s=None,
+        ),
     )  # fmt: skip
     ahead = sample_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
+    policy = ready.policy if config.lora.rank is None else replace(ready.policy, masters=None)  # nobody needs them
     return Parts(
-        ready.policy, ready.codec, learner, runtime, ready.prompts,
-        ready.train, ready.heldout, ready.left_out, ready.cramped, run_fingerprint(ready, specs), ahead,
+        policy, ready.codec, learner, runtime, ready.prompts,
+        ready.train, ready.heldout, ready.left_out, ready.cramped, identity, ahead,
         ready.eval_sets,
     )  # fmt: skip
 

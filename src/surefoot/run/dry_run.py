@@ -16,9 +16,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.config import Config
+from surefoot.config.choices import engine_facts
 from surefoot.config.load import LoadedConfig
 from surefoot.config.schedule import Answered, answered_tasks, most_tasks
 from surefoot.data.heldout import Twins
@@ -81,7 +82,7 @@ SHIPPED = {name: Path(__file__).parent.parent / "assets" / name for name in ("pe
 GGUF = "the GGUF file's header"
 CHUNK_TOKENS = 128
 """Tokens whose logits are alive at once; `maths.logprobs` cuts there."""
-LOOKED_AT = 32
+MEASURED_PROMPTS = 32
 """Prompts that are made into tokens: the longest, and as many of the others."""
 MEASURED = ("cpu", "cuda")
 """Devices on which the pace can be measured."""
@@ -166,7 +167,7 @@ def _with_model(
 ) -> list[str]:  # fmt: skip
     """Device, template and prompts, then memory and time: what needs torch comes after everything that does not."""
     from surefoot.learner.model import load_tokenizer, resolve_device
-    from surefoot.run.model import call_format_of, codec_of_words
+    from surefoot.run.model import adapter_plan, call_format_of, codec_of_words
 
     config = loaded.config
     device = resolve_device(config.device)
@@ -186,7 +187,12 @@ def _with_model(
     checked.done.append(f"the chat template and {counted(len(lengths), 'prompt')}")
     own = f"{config.chat_template}" if config.chat_template else "the model's own"
     lines = [f"device    {device}", f"template  {own if codec.has_template else 'none'}{written}", ""]
-    lines += _memory_lines(config, facts, max(lengths))
+    plan = adapter_plan(config, loaded.base)
+    if plan is not None:
+        checked.done.append("the adapter's modules")
+        lines.append(f"trains    {plan.line()}")
+    adapter = None if plan is None else AdapterSize(plan.parameters, plan.merged)
+    lines += _memory_lines(config, facts, max(lengths), adapter)
     if device in MEASURED:
         tell(f"measuring the speed of this {_kind(device)} for a model of this shape ...")
     return lines + _time_lines(config, facts, sorted(lengths)[len(lengths) // 2], asked, device, recipe, tools)
@@ -195,8 +201,8 @@ def _with_model(
 def _prompt_lengths(codec: ChatCodec, tasks: Sequence[Task]) -> list[int]:
     """Tokens of the longest prompts, and of some others."""
     by_size = sorted(tasks, key=lambda task: sum(len(str(m.get("content", ""))) for m in task.messages()), reverse=True)
-    looked_at = {task.id: task for task in (*by_size[:LOOKED_AT], *tasks[:LOOKED_AT])}
-    return [len(codec.encode_prompt(task.messages())) for task in looked_at.values()]
+    preview = {task.id: task for task in (*by_size[:MEASURED_PROMPTS], *tasks[:MEASURED_PROMPTS])}
+    return [len(codec.encode_prompt(task.messages())) for task in preview.values()]
 
 
 def _check_tasks(config: Config, base: Path, sets: Sequence[OwnSet]) -> tuple[TaskSet, int, int, Twins | None]:
@@ -207,7 +213,7 @@ def _check_tasks(config: Config, base: Path, sets: Sequence[OwnSet]) -> tuple[Ta
             large = open_large(config, base, Path(folder), never_trained)
             _check_levels(config, large.train)
             streamed_border(large.border, large.train, never_trained)
-            return large.looked_at, len(large.train), large.held_out, large.twins
+            return large.preview, len(large.train), large.held_out, large.twins
     tasks = load_tasks(config.tasks, base=base, num_tasks=config.num_tasks, seed=config.seed)
     train, _, border, twins = split_tasks(config, tasks, sets)
     check_pairs(config, base, border)
@@ -370,27 +376,44 @@ FLOAT32 = 4
 
 def engine_copies(config: Config) -> int:
     """How many copies of the weights there are because of engines: laid out for decoding, or handed over."""
-    in_place = config.engine.kind == "embedded" and config.device in ("cuda", "mps")  # it reads the learner's own
-    own = 0 if config.engine.kind == "openai" or in_place else 1
+    engine = engine_facts(config.engine.kind)
+    in_place = engine.reads_learner and config.device in ("cuda", "mps")
+    own = 0 if engine.elsewhere or in_place else 1
     if config.runtime.kind == "ray":
         return own * config.runtime.engines + 2  # two versions in shared memory
     return own + (1 if config.max_staleness > 0 else 0)  # the version in force, while the learner goes on
 
 
-def memory_estimate(config: Config, facts: ModelFacts, prompt_tokens: int) -> dict[str, float]:
-    """Bytes by purpose, for the largest moment of a step."""
+class AdapterSize(NamedTuple):
+    """Entries of an adapter that are trained, and of the base that have a merged copy."""
+
+    trained: int
+    merged: int
+
+
+def memory_estimate(
+    config: Config, facts: ModelFacts, prompt_tokens: int, adapter: AdapterSize | None = None
+) -> dict[str, float]:
+    """Bytes by purpose, for the largest moment of a step.
+
+    Args:
+        adapter: what is trained in place of the weights.
+    """
     width = 2 if config.dtype == "bfloat16" else FLOAT32
-    weights, trained = float(facts.parameters * width), float(facts.parameters * FLOAT32)
+    weights = float(facts.parameters * width)
+    trained = float((facts.parameters if adapter is None else adapter.trained) * FLOAT32)
     piece = config.microbatch_size or min(config.rollouts_per_step, 32)
     length = prompt_tokens + config.max_completion_length
     rows = min(config.engine.rows or config.rollouts_per_step, 256)
     per_token = 10 * facts.hidden + 4 * facts.intermediate + 3 * facts.head_dim * (facts.heads + 2 * facts.kv_heads)
     parts = {
         "weights": weights,
-        "float32 masters": 0.0 if width == FLOAT32 else trained,
+        "adapter": 0.0 if adapter is None else trained,
+        "merged for engines": 0.0 if adapter is None else float(adapter.merged * width),
+        "float32 masters": trained if width != FLOAT32 and adapter is None else 0.0,
         "gradients": trained,
         "Adam states": 2.0 * trained,
-        "reference policy": weights if config.beta > 0 else 0.0,
+        "reference policy": weights if config.beta > 0 and adapter is None else 0.0,
         "engine copy": engine_copies(config) * weights,
         "activations": float(piece * length * facts.layers * per_token * width),
         "logits of one chunk": 3.0 * CHUNK_TOKENS * facts.vocab * 4,
@@ -399,9 +422,9 @@ def memory_estimate(config: Config, facts: ModelFacts, prompt_tokens: int) -> di
     return {name: value for name, value in parts.items() if value}
 
 
-def _memory_lines(config: Config, facts: ModelFacts, longest: int) -> list[str]:
+def _memory_lines(config: Config, facts: ModelFacts, longest: int, adapter: AdapterSize | None = None) -> list[str]:
     prompt = config.max_prompt_length or longest
-    parts = memory_estimate(config, facts, prompt)
+    parts = memory_estimate(config, facts, prompt, adapter)
     # Engine and learner take turns: the cache and the activations are not alive together.
     peak = sum(parts.values()) - min(parts["KV cache"], parts["activations"] + parts["logits of one chunk"])
     lines = [f"memory    about {size(peak)} at the peak, and about 0.5 GB for Python and torch ({config.dtype}):"]
@@ -453,7 +476,7 @@ def _time_notes(config: Config, recipe: ToolkitSpec | None, tools: ToolPreview |
             else:
                 why = "no probe was asked" if tools.complete else "--start-tools asks their probes"
             notes.append(f"how long tools take was not measured: {why}")
-    if config.engine.kind != "embedded":
+    if not engine_facts(config.engine.kind).is_measured:
         notes.append(f"{config.engine.kind} was not measured: it is taken to be as fast as the embedded engine")
     if config.runtime.kind != "local" or config.max_staleness:
         notes.append("one process that samples and learns in turn was measured: what overlaps comes off")

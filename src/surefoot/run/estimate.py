@@ -22,14 +22,15 @@ import torch
 
 from surefoot.config import Config
 from surefoot.config.schedule import Answered, cadence_of
-from surefoot.engines.embedded import EmbeddedEngine
+from surefoot.engines.graphs import embedded_engine
 from surefoot.learner.grpo import GRPOLearner
+from surefoot.learner.lora import Adapter
 from surefoot.learner.model import made_up_net
 from surefoot.protocols import Request
 from surefoot.records import TrainSample
 from surefoot.run.build import engine_rows
 from surefoot.run.dry_run import ModelShape
-from surefoot.run.model import learner_settings
+from surefoot.run.model import learner_settings, lora_settings
 from surefoot.tracking.text import counted, duration
 
 # -- How fast this machine is with this model: measured in seconds, with made-up weights, before anything is loaded
@@ -155,7 +156,10 @@ def _narrowed(shape: ModelShape, narrow: int) -> dict[str, int]:
 def _engine_times(config: Config, net: object, spec: object, asked: int, device: str) -> tuple[float, float, float]:
     rows = engine_rows(config)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-    engine = EmbeddedEngine(spec, rows=rows, max_width=asked + STEPS + 1, device=device, dtype=dtype)  # type: ignore[arg-type]
+    engine = embedded_engine(
+        spec,  # type: ignore[arg-type]
+        rows=rows, max_width=asked + STEPS + 1, device=device, dtype=dtype, graphs=config.cuda_kernels,
+    )  # fmt: skip
     engine.load_weights(dict(net.named_parameters()), 0)  # type: ignore[attr-defined]
     prompts = iter(range(10_000))
 
@@ -177,7 +181,9 @@ def _learner_times(config: Config, net: object, asked: int, said: int, vocab: in
     """Seconds of a step that learns from nothing, and what one sample adds."""
     # Nobody sampled these tokens, and there are more steps here than a short run has.
     settings = replace(learner_settings(config, 0), parity_tolerance=1e9, max_steps=10**6, warmup_steps=0)
-    learner = GRPOLearner(net, settings)
+    lora = lora_settings(config)
+    adapter = None if lora is None else Adapter(net, replace(lora, modules_to_save=()))
+    learner = GRPOLearner(net, settings, adapter=adapter)
     siblings = min(config.num_generations, 8)
     group, several = 1, max(2, min(config.tasks_per_step, 32 // siblings))
     device = str(learner.device.type)
@@ -239,7 +245,7 @@ OWN_STEP_S, OWN_ROLLOUT_S = 0.003, 4e-5
 """Of a step, and of each of its rollouts: drawing, grading, journal, log."""
 SAVE_BYTES_PER_S = 5e8
 PROBE_TOKENS, PROBE_PROMPTS, PROBE_LENGTH = 8, 3, 97
-"""What is asked of the engine after every weight update (`runtime.probes`)."""
+"""What is asked of the engine after every weight update (`runtime.weights`)."""
 GO_ON = 0.5
 """Share of the rollouts that call a tool, and so speak again, in each turn."""
 CALL_S, SERVER_S = 0.002, 0.5

@@ -126,6 +126,8 @@ class _Subject:
     notes: tuple[str, ...] = ()
     tasks: str = HELDOUT
     """What its tasks are called, those of evaluation sets aside."""
+    adapter: Path | None = None
+    """The checkpoint that an adapter comes from, where the model is its base."""
 
 
 def evaluate(
@@ -168,7 +170,7 @@ def _answer(who: str, config: Config, subject: _Subject, pool: RewardPool, *, se
     from surefoot.evaluation import answer, eval_metrics
     from surefoot.run.build import build  # torch: after the reward workers are forked
 
-    parts = build(config, subject.base, subject.inputs, pool, answer_only=True)
+    parts = build(config, subject.base, subject.inputs, pool, answer_only=True, adapter=subject.adapter)
     try:
         if not served:
             parts.runtime.publish(*parts.learner.published())
@@ -184,12 +186,14 @@ def _answer(who: str, config: Config, subject: _Subject, pool: RewardPool, *, se
 
 
 def _of_run(folder: RunFolder, checkpoint: str | None, asked: EvaluationRequest) -> _Subject:
-    weights = _checkpoint(folder, checkpoint)
+    weights = find_checkpoint(folder, checkpoint)
     verify_folder(weights, unread=TRAINING_ONLY)
     data = folder.read_config()
     known = is_as_told(folder, data)  # before anything that it names is looked at
     loaded = read_run_config(folder, asked.words, data=data)
-    model = str(weights.absolute())
+    has_adapter = loaded.config.lora.rank is not None
+    model = loaded.config.model if has_adapter else str(weights.absolute())
+    adapter = weights if has_adapter else None
     own = _answering(loaded.config, model, own_tasks=True, asked=asked)
     as_kept = read_run_config(folder, data=data).config
     refuse_code(folder, as_kept, used=own, allow_code=asked.allow_code, known=known)
@@ -198,16 +202,18 @@ def _of_run(folder: RunFolder, checkpoint: str | None, asked: EvaluationRequest)
         notes = ("its reward functions were given in Python and are not asked: the metric judges",)
     refuse_unanswerable(folder, own, asked.named, own=asked.tasks is None)
     if asked.tasks is None:
-        return _Subject(str(weights), own, loaded.base, _own_inputs(own, loaded, asked, folder), notes)
+        inputs = _own_inputs(own, loaded, asked, folder)
+        return _Subject(str(weights), own, loaded.base, inputs, notes, adapter=adapter)
     config = _answering(loaded.config, model, own_tasks=False, asked=asked)
     task_set, tasks, line = _tasks(config, asked, Path.cwd())
     if task_set.fingerprint == environment_of_run(folder).get("tasks_sha256") and own.holds_out:
         line = "these are the run's own tasks: what it held out of them is answered"
-        return _Subject(str(weights), own, loaded.base, _own_inputs(own, loaded, asked, folder), (line, *notes))
+        inputs = _own_inputs(own, loaded, asked, folder)
+        return _Subject(str(weights), own, loaded.base, inputs, (line, *notes), adapter=adapter)
     _refuse_sets(asked)
     inputs = inputs_to_answer(config, loaded.base, asked.from_python(), task_set, tasks)
     notes = (line, *notes, *_trained_on(own, loaded.base, tasks))
-    return _Subject(str(weights), config, loaded.base, inputs, notes, task_set.name)
+    return _Subject(str(weights), config, loaded.base, inputs, notes, task_set.name, adapter)
 
 
 def _trained_on(own: Config, base: Path, tasks: Sequence[Task]) -> list[str]:
@@ -327,14 +333,15 @@ def _refuse_training_keys(words: Sequence[str]) -> None:
         )
 
 
-def _checkpoint(folder: RunFolder, name: str | None) -> Path:
+def find_checkpoint(folder: RunFolder, name: str | None) -> Path:
+    """The checkpoint of this name, the one that the verdict calls the best, or the newest."""
     if name == "best":
         return folder.best_checkpoint()
     found = [path for path in folder.checkpoints() if name in (None, path.name)]
     if not found:
         raise StateError(
             f"no checkpoint {name or ''} in {folder.root}",
-            "nothing to evaluate",
+            "there are no such weights to look at",
             f"there are: {', '.join(p.name for p in folder.checkpoints()) or 'none yet; train saves at the end'}",
         )
     return found[-1]

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config import Config
+from surefoot.config.choices import is_own
 from surefoot.config.schedule import Answered, cadence_of
 from surefoot.errors import RewardError, StateError
 from surefoot.guards.arming import judge_arming, refuse_unarmed
 from surefoot.guards.auto_settings import guard_settings
 from surefoot.guards.collapse import HeldOutGuard
+from surefoot.guards.own_rules import own_rules
 from surefoot.loop_state import GuardInputs
 from surefoot.storage.journal import Journal
 from surefoot.storage.run_folder import RunFolder
@@ -40,7 +42,8 @@ def make_guard(
     """
     if config.guard.mode == "off" or not heldout.watched:
         return None
-    guard = HeldOutGuard(**guard_settings(config, cadence_of(config, heldout).count, metric))
+    settings = guard_settings(config, cadence_of(config, heldout).count, metric)
+    guard = HeldOutGuard(**settings, own=own_rules(config.guard.rules or ()))
     guard.tighten(tighter or {})
     return guard
 
@@ -67,12 +70,14 @@ def calibration(
 
 
 def calibration_lines(config: Config, tighter: dict[str, float]) -> list[str]:
-    """What a calibration did, for the plan."""
+    """What a calibration did, and which rules are the user's own, for the plan."""
+    own = [Path(name).name for name in config.guard.rules or () if is_own(name)]
+    lines = [f"          of your own: {', '.join(own)}; nobody has measured how often they are wrong"] if own else []
     if config.guard.calibrate_from is None:
-        return []
+        return lines
     source = Path(config.guard.calibrate_from).name
     changed = [f"{name} {getattr(config.guard, name):g} -> {value:.4g}" for name, value in sorted(tighter.items())]
-    return [f"          calibrated by {source}: {', '.join(changed) or 'nothing became tighter'}"]
+    return [*lines, f"          calibrated by {source}: {', '.join(changed) or 'nothing became tighter'}"]
 
 
 def healthy_rows(root: Path, metric: str) -> list[dict[str, float]]:

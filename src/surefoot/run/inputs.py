@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config import Config, EvalSetConfig
+from surefoot.config.own_code import own_digests
 from surefoot.config.schedule import MOST_TASKS, Answered, answered_tasks, most_tasks
 from surefoot.data.files import tasks_from_rows
 from surefoot.data.heldout import HeldoutSplit, Twins, keep_apart, split_heldout
@@ -18,7 +19,7 @@ from surefoot.data.sources import load_tasks, scorer_of
 from surefoot.data.tasks import HeldoutGate, TaskSet, refuse_unknown
 from surefoot.errors import ConfigError, RewardError, SecurityError, TaskError
 from surefoot.records import Task
-from surefoot.rewards.functions import builtin_scorer, is_builtin, refuse_unusable
+from surefoot.rewards.functions import BUILTIN_REWARDS, builtin_scorer, is_builtin, refuse_unusable
 from surefoot.rewards.messages import Forked, by_fork
 from surefoot.rewards.rules import EvalSet, GradingRules, Judges
 from surefoot.run.arguments import ROWS, Rows, arguments
@@ -242,6 +243,8 @@ class Inputs:
     """What tasks hold that has no form as data: reward workers have it by fork."""
     rules: GradingRules = field(default_factory=GradingRules)
     """What becomes of loops, and how long the run is."""
+    own_code: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of files with a loss, an estimator, an engine or a guard rule of the user's own, by key and name."""
 
     @property
     def answered(self) -> Answered:
@@ -257,9 +260,9 @@ class Inputs:
 
     @property
     def sources(self) -> dict[str, str]:
-        """What the tasks are, as digests, for a resume to compare."""
+        """What the tasks and the user's own code are, as digests, for a resume to compare."""
         sets = {f"eval_sets.{each.name}": each.fingerprint for each in self.eval_sets}
-        return {"tasks_sha256": self.task_set.fingerprint, **sets}
+        return {"tasks_sha256": self.task_set.fingerprint, **sets, **self.own_code}
 
 
 @dataclass(frozen=True)
@@ -296,7 +299,7 @@ def read_inputs(config: Config, base: Path, given: FromPython = NOTHING, *, answ
         never_trained = heldout_all((), sets)
         large = _open_large(config, base, rows, never_trained)
         border = streamed_border(large.border, large.train, never_trained)
-        divided = (large.looked_at, large.train, large.heldout, border, large.twins)
+        divided = (large.preview, large.train, large.heldout, border, large.twins)
         return _with_graders(config, base, given, *divided, sets, answer_only=answer_only)
     if rows is None:
         task_set = load_tasks(config.tasks, base=base, num_tasks=config.num_tasks, seed=config.seed)
@@ -346,6 +349,7 @@ def _with_graders(
         unsafe, twins, judged, set_lines(sets), arguments(given),
         {} if config.stream_tasks else _forked(task for each in read for task in each.tasks),
         GradingRules(0 if answer_only else config.max_steps, config.repetition, config.repetition_cost),
+        {} if answer_only else own_digests(config),
     )  # fmt: skip
 
 
@@ -429,6 +433,16 @@ def _named(spec: str, config: Config, base: Path, task_set: TaskSet) -> RewardFu
     """The function that an entry of `reward_funcs` names; the built-in one asks the task metric what is solved."""
     if not is_builtin(spec):
         return load_function(spec, base)
+
+    def solved() -> RewardFunction:
+        return _solved(spec, config, base, task_set)
+
+    weights = {str(name): weight for name, weight in config.component_weights.items()}
+    return BUILTIN_REWARDS[spec](solved, weights)
+
+
+def _solved(spec: str, config: Config, base: Path, task_set: TaskSet) -> RewardFunction:
+    """What says whether a task is solved, for a reward function that builds on it."""
     metric = metric_spec(config.eval_metric, task_set) or task_set.scorer
     if metric is None:
         raise RewardError(
@@ -436,10 +450,7 @@ def _named(spec: str, config: Config, base: Path, task_set: TaskSet) -> RewardFu
             "its tasks have no column answer and no scorer, and eval_metric names none",
             'set eval_metric = "file.py:function"',
         )
-    from surefoot.rewards.components import WEIGHTS, component_reward
-
-    weights = {str(name): weight for name, weight in config.component_weights.items()}
-    return component_reward(_scorer(metric, base, task_set), weights or WEIGHTS)
+    return _scorer(metric, base, task_set)
 
 
 def _scorer(spec: str, base: Path, task_set: TaskSet) -> RewardFunction:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from surefoot.config import PARITY_TOLERANCE, Config
+from surefoot.config.choices import is_own
 from surefoot.data.on_disk.dataset import StreamingDataset
 from surefoot.errors import ConfigError, ModelError, TaskError
 from surefoot.learner.auxiliary_losses import (
@@ -20,7 +22,16 @@ from surefoot.learner.auxiliary_losses import (
 )
 from surefoot.learner.chat import ChatCodec, refuse_misfit, template_text
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
-from surefoot.learner.model import ModelTokenizer, Policy, load_policy, load_tokenizer, resolve_device
+from surefoot.learner.lora import (
+    AdapterPlan,
+    LoraSettings,
+    plan_adapter,
+    refuse_other_shapes,
+    require_peft,
+    with_adapter,
+)
+from surefoot.learner.model import ModelTokenizer, Policy, empty_net, load_policy, load_tokenizer, resolve_device
+from surefoot.learner.own_code import own_loss, use_estimator
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.preference import PreferencePair
 from surefoot.protocols import ToolSpec
@@ -28,8 +39,8 @@ from surefoot.records import Task
 from surefoot.rewards.rules import EvalSet
 from surefoot.run.inputs import Inputs
 from surefoot.run.tasks import LargePrompts, pair_rows, within
-from surefoot.runtime.probes import LONG, TOKENS
 from surefoot.runtime.requests import Sampling
+from surefoot.runtime.weights import LONG, TOKENS
 from surefoot.system.memory import keep_freed_memory
 from surefoot.tools.parsing import FORMS, TOOL_CALL, parse_calls
 from surefoot.tools.session import tools_of
@@ -41,9 +52,36 @@ from surefoot.tools.toolkits import ToolkitSpec
 def make_learner(config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task]) -> GRPOLearner:
     """The learner, with the losses beside the policy's."""
     channels = _channels(config, base, policy, codec, train)
+    policy, adapter = with_adapter(policy, lora_settings(config))
     return GRPOLearner(
-        policy.model, learner_settings(config, codec.pad_token_id), channels, policy.masters, policy.tokenizer
+        policy.model, learner_settings(config, codec.pad_token_id), channels, policy.masters, policy.tokenizer, adapter
     )
+
+
+def lora_settings(config: Config) -> LoraSettings | None:
+    """The adapter's numbers; None where every weight is trained."""
+    lora = config.lora
+    if lora.rank is None:
+        return None
+    targets = (lora.target_modules,) if isinstance(lora.target_modules, str) else lora.target_modules
+    alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
+    return LoraSettings(lora.rank, alpha, targets, lora.modules_to_save, config.seed)
+
+
+def adapter_plan(config: Config, base: Path, saved: Path | None = None) -> AdapterPlan | None:
+    """What the adapter will be, before any weight is read; refuses what the model has not. None without one.
+
+    Args:
+        saved: a checkpoint that is to be of this model.
+    """
+    settings = lora_settings(config)
+    if settings is None:
+        return None
+    require_peft()
+    plan = plan_adapter(settings, empty_net(config.model, base=base))
+    if saved is not None:
+        refuse_other_shapes(saved, plan, config.model)
+    return plan
 
 
 def parity_tolerance(config: Config) -> float:
@@ -111,16 +149,32 @@ def _reads(written: str, form: str) -> bool:
     return [(call.name, call.arguments) for call in parse_calls(written, form).calls] == [("probe", {"x": "y"})]
 
 
+def loss_settings(config: Config) -> LossSettings:
+    """The loss, from config keys; one of the user's own is loaded and checked here, in the learner's process."""
+    numbers: dict[str, Any] = dict(
+        level=config.ratio_level, epsilon=config.epsilon,
+        epsilon_high=config.epsilon_high, delta=config.delta, beta=config.beta, kl_estimator=config.kl_estimator,
+        correction=config.importance_sampling_mode if config.importance_sampling_correction else None,
+        correction_clip=config.importance_sampling_clip_max,
+    )  # fmt: skip
+    if is_own(config.loss_type):
+        numbers["level"] = None if config.importance_sampling_level == "auto" else config.importance_sampling_level
+        return own_loss(config.loss_type, **numbers)
+    return LossSettings(loss_type=config.loss_type, **numbers)
+
+
+def check_own_code(config: Config) -> None:
+    """Refuse a loss or an estimator of the user's own that does not hold what ours hold, before a model is loaded."""
+    loss_settings(config)
+    if is_own(config.scale_rewards):
+        use_estimator(config.scale_rewards)
+
+
 def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
     """The learner's numbers, from config keys."""
     every = config.reference_sync_steps
     return LearnerSettings(
-        loss=LossSettings(
-            loss_type=config.loss_type, level=config.ratio_level, epsilon=config.epsilon,
-            epsilon_high=config.epsilon_high, delta=config.delta, beta=config.beta, kl_estimator=config.kl_estimator,
-            correction=config.importance_sampling_mode if config.importance_sampling_correction else None,
-            correction_clip=config.importance_sampling_clip_max,
-        ),
+        loss=loss_settings(config),
         learning_rate=config.learning_rate, max_steps=config.max_steps,
         max_completion_length=config.max_completion_length * (config.max_turns if config.tools.on else 1),
         temperature=config.temperature, pad_token_id=pad_token_id,
@@ -130,7 +184,7 @@ def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
         mask_truncated=config.mask_truncated_completions,
         reference_sync_steps=None if every == "never" else every,
         parity_tolerance=parity_tolerance(config),
-        max_staleness=config.max_staleness,
+        max_staleness=config.max_staleness, cuda_kernels=config.cuda_kernels,
     )  # fmt: skip
 
 
@@ -232,16 +286,17 @@ def prepare(
     set_determinism(config)
     words = load_tokenizer(config.model, base=base)
     call_format = call_format_of(codec_of_words(config, base, words, inputs.tools, tools), inputs.tools)
-    # A template that cannot be used is refused by now: weights may take minutes to load.
+    adapter_plan(config, base)
+    # A template or an adapter that cannot be used is refused by now: weights may take minutes to load.
     policy = load_policy(config.model, base=base, device=config.device, dtype=config.dtype, words=words)
     codec = codec_of(config, base, policy, inputs.tools, tools)
     encode = partial(_encode, codec, routes or {})
     context = policy.spec.max_positions
     if isinstance(inputs.train, StreamingDataset):
-        prompts, train, looked_at, longest, left_out = _large(config, inputs, inputs.train, encode, context)
+        prompts, train, preview, longest, left_out = _large(config, inputs, inputs.train, encode, context)
     else:
-        prompts, train, looked_at, longest, left_out = _whole(config, inputs, encode, context)
-    heldout, eval_sets = _by_set(inputs, looked_at)
+        prompts, train, preview, longest, left_out = _whole(config, inputs, encode, context)
+    heldout, eval_sets = _by_set(inputs, preview)
     if config.max_completion_length >= context:
         raise ConfigError(
             f"max_completion_length = {config.max_completion_length}, the context {context} tokens",
@@ -254,7 +309,7 @@ def prepare(
     )
     width = min(context, longest + room)
     streamed = isinstance(train, StreamingDataset)
-    seen = looked_at if streamed else (*train, *looked_at)
+    seen = preview if streamed else (*train, *preview)
     cramped = sum(len(prompts[t.id]) + config.max_completion_length > width for t in seen)
     temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
     return Prepared(

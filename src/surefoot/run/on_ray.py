@@ -18,40 +18,23 @@ from surefoot.run.build import (
     Parts,
     engine_rows,
     engine_spec,
+    first_prompts,
+    make_publisher,
     run_fingerprint,
     with_call_format,
     worker_spec,
 )
 from surefoot.run.inputs import Inputs
-from surefoot.run.model import Prepared, channels_of, prepare, probe_tolerance, settings_of
-from surefoot.runtime.probes import AsyncScore, Score, make_probes
+from surefoot.run.model import channels_of, lora_settings, prepare, settings_of
 from surefoot.runtime.ray.runtime import RayDeployment, RayRuntime
 from surefoot.runtime.specs import LearnerSpec
-from surefoot.runtime.weights import Publisher
 from surefoot.tools.toolkits import NamedTools, ToolkitSpec
-
-# -- What an engine has to prove after every weight update, for the model and the tasks of this run
-
-
-def make_publisher(config: Config, ready: Prepared, score: Score | AsyncScore) -> Publisher:
-    """Asks engines questions made of this run's own prompts, at its own temperature.
-
-    Args:
-        score: the learner's log-probabilities of given tokens.
-    """
-    prompts = [ready.prompts[task.id] for task in ready.train[:64]]
-    probes = make_probes(
-        prompts, temperature=config.temperature, max_width=ready.engine_width,
-        max_completion_length=config.max_completion_length,
-    )  # fmt: skip
-    return Publisher(probes, score, tolerance=probe_tolerance(config))
-
 
 # -- A run on Ray: recipes for the learner, the engines and the workers, and the runtime over them
 
 
 def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path) -> Parts:
-    """Start the cluster, the learner and the fleet; what was started ends if any of it fails."""
+    """Start the cluster, the learner and the replicas; what was started ends if any of it fails."""
     specs, routes, tools = _look_at_tools(inputs, logs)
     ready = prepare(config, base, inputs, specs, routes)
     worker = worker_spec(config, inputs, ready.codec, with_call_format(tools, ready))
@@ -62,16 +45,17 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
         )  # fmt: skip
         stack.callback(site.close)
         learner = site.start_learner(_learner_spec(config, base, ready.train))
-        fleet = site.start_replicas(
+        replicas = site.start_replicas(
             engine_spec(config, ready.policy, ready.engine_width), worker, engine_slots=engine_rows(config)
         )  # fmt: skip
         runtime = RayRuntime(
-            site, fleet, worker.environment(pool, NamedTools(specs) if inputs.tools else None).graders, ready.prompts,
-            train=ready.sampling, evaluation=ready.eval_sampling, max_failures=config.max_reward_failures,
-            publisher=make_publisher(config, ready, learner.ascore),
+            site, replicas, worker.environment(pool, NamedTools(specs) if inputs.tools else None).graders,
+            ready.prompts, train=ready.sampling, evaluation=ready.eval_sampling,
+            max_failures=config.max_reward_failures,
+            publisher=make_publisher(config, ready, learner.ascore, first_prompts(ready)),
         )  # fmt: skip
         identity = run_fingerprint(ready, specs)
-        ahead = AsyncSampling(fleet, site.thread) if config.max_staleness > 0 else None
+        ahead = AsyncSampling(replicas, site.thread) if config.max_staleness > 0 else None
         stack.pop_all()
     # The driver needs the tokenizer and the numbers; the weights are in the learner's process.
     return Parts(
@@ -84,7 +68,7 @@ def _learner_spec(config: Config, base: Path, train: Sequence[Task]) -> LearnerS
     beside = config.alpha_sdpo > 0 or config.beta_replay > 0
     return LearnerSpec(
         config.model, base, config.device, config.dtype, settings=partial(settings_of, config, base),
-        channels=partial(channels_of, config, base, tuple(train)) if beside else None,
+        channels=partial(channels_of, config, base, tuple(train)) if beside else None, lora=lora_settings(config),
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ class Outcome:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest weights, a plain Hugging Face folder; None when none were saved."""
+        """The newest weights: a plain Hugging Face folder, with [lora] an adapter in PEFT's form; None without any."""
         found = RunFolder(self.run_dir).checkpoints()
         return found[-1] if found else None
 
@@ -219,8 +219,8 @@ def write_verdict(ctx: RunContext, run: Run, judgement: RunJudgement, code: int 
         "seconds": seconds,
     })  # fmt: skip
     failpoint("session.after_verdict")
-    ctx.lookout.timeline.save()
-    ctx.lookout.report()
+    ctx.monitor.timeline.save()
+    ctx.monitor.report()
     return seconds
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from surefoot.run.session import RunContext
 
 
-LOOKED_AT = 16
+CANDIDATES_PER_PROBE = 16
 """So many times more tasks than are probed are looked at for a gold answer."""
 
 
@@ -154,7 +154,7 @@ def probe_start(config: Config, inputs: Inputs) -> list[str]:
 
 def _first_by_kind(config: Config, inputs: Inputs) -> dict[str, list[tuple[Task, str]]]:
     """Kind -> the first tasks of the run that have a gold answer, with it."""
-    count = min(config.probe_reward_tasks * LOOKED_AT, len(inputs.train))
+    count = min(config.probe_reward_tasks * CANDIDATES_PER_PROBE, len(inputs.train))
     kinds: dict[str, list[tuple[Task, str]]] = {}
     for task in _first_tasks(config, inputs, count) if count else ():
         kind = kind_of(inputs, task)
@@ -179,7 +179,7 @@ def _refuse(pay: Pay) -> None:
             f"the reward {pay.kind} cannot be trained with: {found.what} (task {found.task_id}; "
             f"{len(pay.tasks)} tasks were probed, and most of them say so)",
             "a policy finds what pays, and would be taught that instead of the task",
-            "mend the reward function (`surefoot probe-reward CONFIG` shows everything that it pays for); "
+            "repair the reward function (`surefoot probe-reward CONFIG` shows everything that it pays for); "
             "if it means to pay for that, probe_reward_tasks = 0 trains anyway",
         )
 
@@ -239,8 +239,8 @@ def _kept(ctx: RunContext, error: InputError, groups: Sequence[Group]) -> InputE
     )  # fmt: skip
     return type(error)(
         error.what + "".join(f"\n    {line}" for line in story(groups)), error.why,
-        f"{error.fix}; the run folder is kept: look at {files} in {shown_path(folder.root)}; once it is mended, go on "
-        f"with: {ctx.stop.resume}",
+        f"{error.fix}; the run folder is kept: look at {files} in {shown_path(folder.root)}; once it is repaired, go "
+        f"on with: {ctx.stop.resume}",
     )  # fmt: skip
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.config import Config
 from surefoot.config.load import LoadedConfig
@@ -35,6 +35,7 @@ from surefoot.errors import (
 )
 from surefoot.guards.arming import guard_lines, judge_arming, refuse_unarmed
 from surefoot.guards.verdict import RunJudgement, way_out
+from surefoot.protocols import TaskQueue
 from surefoot.records import Task, Verdict
 from surefoot.report.console import View, batch_arithmetic
 from surefoot.report.monitor import RunMonitor
@@ -80,9 +81,8 @@ from surefoot.tracking.sinks import Sinks, check_sinks
 
 if TYPE_CHECKING:
     from surefoot.loop import Run
+    from surefoot.loop_state import Hooks
     from surefoot.run.build import Parts
-    from surefoot.runtime.async_queue import AsyncTaskQueue
-    from surefoot.runtime.task_queue import DurableTaskQueue
 
 
 # -- What a run lives in: its config, what the user brought, its folder, its helpers and its screen
@@ -99,10 +99,10 @@ class RunContext:
     sinks: Sinks
     stop: StopSignals
     view: View
-    lookout: RunMonitor
+    monitor: RunMonitor
     began: float = field(default_factory=time.perf_counter)
     """When this life of the run began."""
-    later: ExitStack = field(default_factory=ExitStack)
+    cleanup: ExitStack = field(default_factory=ExitStack)
     """What else has to be closed, the last one first: the runtime with its processes, above all."""
 
     @property
@@ -113,7 +113,7 @@ class RunContext:
     def close(self) -> None:
         """Engines, workers, sinks and screen first, the folder's lock last."""
         try:
-            self.later.close()
+            self.cleanup.close()
             self.pool.close()
             self.sinks.close()
             self.view.close()
@@ -128,8 +128,34 @@ _STREAMED = 512
 """Tasks of a streamed file among which data sets are looked for."""
 
 
+class BetweenSteps(NamedTuple):
+    """A run that is whole: before its first step, or after one."""
+
+    run: Run
+    folder: RunFolder
+
+
+Steps = Generator[BetweenSteps, None, Outcome]
+"""A run that is under way: handed out before its first step and after each one; and what it came to."""
+
+
 def train(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> Outcome:
     """Train as the config says; returns the verdict, raises a typed error when the run could not go on."""
+    return drained(train_steps(loaded, view=view, given=given))
+
+
+def drained(run: Steps) -> Outcome:
+    """Every step that is left, and what it came to."""
+    while True:
+        try:
+            next(run)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+
+def train_steps(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> Steps:
+    """`train`, one step at a time; closed early, it leaves a run that can be resumed."""
     config = loaded.config
     with StopSignals(limit_s=config.stop_timeout_s) as stop:
         with stop.part("start"):
@@ -154,18 +180,25 @@ def train(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> O
             folder.discard()
             raise
         try:
-            return _live(loaded, inputs, keeper, stop, view, resumed=False)
+            return (yield from _live(loaded, inputs, keeper, stop, view, resumed=False))
         except LearnerLostError as error:
             lost = _unless_asked(error, stop)
     if not folder.config.exists():  # lost before step 1: the start took its folder back
         raise lost if isinstance(lost, LearnerStartError) else _never_began(lost)
-    return _revive(folder.root, lost, config.runtime.max_restarts, view=view, given=given)
+    return (yield from _revive(folder.root, lost, config.runtime.max_restarts, view=view, given=given))
 
 
 def resume(
     run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None, allow_code: bool = False
 ) -> Outcome:
-    """Go on with an interrupted run, to the same end as if it had never been interrupted.
+    """Go on with an interrupted run, to the same end as if it had never been interrupted; see `resume_steps`."""
+    return drained(resume_steps(run_dir, view=view, given=given, max_steps=max_steps, allow_code=allow_code))
+
+
+def resume_steps(
+    run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None, allow_code: bool = False
+) -> Steps:
+    """`resume`, one step at a time.
 
     A run that is over is shown once more, and nothing in its folder changes.
 
@@ -182,17 +215,18 @@ def resume(
         return show_again(folder, config, over, view)
     refuse_older_format(folder.root)
     try:
-        return _resume(run_dir, view, given, max_steps, allow_code=allow_code)
+        return (yield from _resume(run_dir, view, given, max_steps, allow_code=allow_code))
     except LearnerLostError as error:
         lost = error
     times = read_run_config(RunFolder.open(run_dir)).config.runtime.max_restarts
-    return _revive(run_dir, lost, times, view=view, given=given, max_steps=max_steps, allow_code=allow_code)
+    again = _revive(run_dir, lost, times, view=view, given=given, max_steps=max_steps, allow_code=allow_code)
+    return (yield from again)
 
 
 def _revive(
     run_dir: Path, lost: LearnerLostError, times: int, *, view: View, given: FromPython, max_steps: int | None = None,
     allow_code: bool = False,
-) -> Outcome:  # fmt: skip
+) -> Steps:  # fmt: skip
     """The learner's process died, not this one: what a person would type next, up to `times` times."""
     for left in range(times, 0, -1):
         view.warn(
@@ -200,7 +234,7 @@ def _revive(
             f"see {run_dir / 'logs'} for its last words",
         )
         try:
-            return _resume(run_dir, view, given, max_steps, allow_code=allow_code)
+            return (yield from _resume(run_dir, view, given, max_steps, allow_code=allow_code))
         except LearnerLostError as again:
             lost = again
     raise lost
@@ -222,7 +256,7 @@ def _unless_asked(lost: LearnerLostError, stop: StopSignals) -> LearnerLostError
 
 def _resume(
     run_dir: Path, view: View, given: FromPython, max_steps: int | None = None, *, allow_code: bool = False
-) -> Outcome:
+) -> Steps:
     folder = RunFolder.open(run_dir)
     with StopSignals() as stop:
         lock = RunLock(folder.root)
@@ -245,7 +279,7 @@ def _resume(
         shown = (recorded_facts(keeper.journal, "inputs") or {}).get("shown_target")
         loaded = replace(loaded, shown_target=None if shown is None else (shown[0], shown[1]))
         try:
-            return _live(loaded, inputs, keeper, stop, view, resumed=True, extension=extension)
+            return (yield from _live(loaded, inputs, keeper, stop, view, resumed=True, extension=extension))
         except LearnerLostError as error:
             raise _unless_asked(error, stop) from None
 
@@ -253,7 +287,7 @@ def _resume(
 def _live(
     loaded: LoadedConfig, inputs: Inputs, keeper: RunStore, stop: StopSignals, view: View, *, resumed: bool,
     extension: Extension | None = None,
-) -> Outcome:  # fmt: skip
+) -> Steps:  # fmt: skip
     """Everything between a folder with a config and a folder with a verdict."""
     config, folder = loaded.config, keeper.folder
     stop.resume = way_on(folder.root, inputs.from_python)
@@ -264,18 +298,18 @@ def _live(
     )  # fmt: skip
     shown = loaded.resolved.model_dump(mode="json")
     sinks = Sinks(config.report_to, folder.root, config.run_name, shown, view.warn)
-    lookout = RunMonitor(folder.root, max_steps=config.max_steps, warn=view.warn)
-    ctx = RunContext(loaded, inputs, keeper, pool, sinks, stop, view, lookout)
+    monitor = RunMonitor(folder.root, max_steps=config.max_steps, warn=view.warn)
+    ctx = RunContext(loaded, inputs, keeper, pool, sinks, stop, view, monitor)
     keep_folder = resumed  # a refused start takes its folder back, a refused resume changes nothing
     try:
         assert_same_run(keeper.journal, "inputs", inputs.sources | {"seed": config.seed} | _shown_target(loaded))
         pool.start()  # before torch: a fork of a threaded process is not safe
         if not resumed:  # a refused resume leaves what others see as it was
-            ctx.later.enter_context(lookout)
+            ctx.cleanup.enter_context(monitor)
         with Watchdog(config.stall_timeout_s, dump=folder.logs / "stacks.txt", resume=stop.resume):
             run = _start(ctx, resumed=resumed, extension=extension)
             keep_folder = True  # from here on the folder stays, with a verdict, however it ends
-            return _go(ctx, run)
+            return (yield from _go(ctx, run))
     except StopRequested as asked:  # before the first step; it is not refused: what is there can be resumed
         keep_folder = True
         raise StoppedError(
@@ -311,10 +345,10 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
         from surefoot.run.build import build  # torch: after the plan is on the screen
 
         parts = build(config, ctx.loaded.base, ctx.inputs, ctx.pool, keeper.folder.logs)
-        ctx.later.callback(_warn_of_egress, keeper.folder.logs, view)  # called after the next one
-        ctx.later.callback(parts.runtime.close)
+        ctx.cleanup.callback(_warn_of_egress, keeper.folder.logs, view)  # called after the next one
+        ctx.cleanup.callback(parts.runtime.close)
         if parts.status is not None:
-            ctx.later.enter_context(ctx.lookout.asking(parts.status))
+            ctx.cleanup.enter_context(ctx.monitor.asking(parts.status))
         assert_same_run(keeper.journal, "parts", dict(parts.identity))
         _write_environment(ctx)
         _warn_of_tasks(parts, config, view)
@@ -332,8 +366,8 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
     if resumed:
         with stop.phase("going back to a checkpoint"):
             go_on(run, keeper, view, extension)
-        ctx.later.enter_context(ctx.lookout)
-        ctx.lookout.resumed(run.step, run.clock.seconds_before)
+        ctx.cleanup.enter_context(ctx.monitor)
+        ctx.monitor.resumed(run.step, run.clock.seconds_before)
     return run
 
 
@@ -409,10 +443,11 @@ def _make_run(ctx: RunContext, parts: Parts, tighter: dict[str, float] | None = 
 
     config, keeper = ctx.config, ctx.keeper
     successes = SuccessCurriculum(config.seed) if config.curriculum.kind == "success" else None
-    queue = _make_task_queue(ctx, parts, successes)
+    hooks = make_hooks(ctx)
+    queue = _make_task_queue(ctx, parts, hooks, successes)
     run = Run(
         config=config, runtime=parts.runtime, learner=parts.learner, codec=parts.codec, queue=queue,
-        heldout=parts.heldout, hooks=make_hooks(ctx), eval_sets=parts.eval_sets,
+        heldout=parts.heldout, hooks=hooks, eval_sets=parts.eval_sets,
         guard=make_guard(config, ctx.inputs.answered, ctx.inputs.heldout_metric, tighter),
         heldout_metric=ctx.inputs.heldout_metric, successes=successes, clock=StepClock(began=ctx.began),
         datasets=_mixture(parts, config).words,
@@ -453,18 +488,18 @@ def _warn_of_many(mixture: Mixture, view: View) -> None:
         )
 
 
-def _make_task_queue(
-    ctx: RunContext, parts: Parts, successes: SuccessCurriculum | None
-) -> DurableTaskQueue | AsyncTaskQueue:
-    from surefoot.run.task_plan import make_task_queue
+def _make_task_queue(ctx: RunContext, parts: Parts, hooks: Hooks, successes: SuccessCurriculum | None) -> TaskQueue:
+    from surefoot.run.task_plan import make_task_order
+    from surefoot.runtime.task_queue import StepSampler
 
     if parts.ahead is None:
-        return make_task_queue(ctx.config, ctx.keeper, ctx.inputs, parts.train, successes)
+        order = make_task_order(ctx.config, ctx.keeper, ctx.inputs, parts.train, successes)
+        return StepSampler(order, parts.runtime, ctx.config, stop=hooks.stop, phase=hooks.phase)
     from surefoot.run.build import make_async_queue
 
     queue = make_async_queue(ctx, parts, parts.ahead)
-    ctx.later.callback(queue.close)
-    ctx.later.enter_context(ctx.lookout.asking(queue.status))
+    ctx.cleanup.callback(queue.close)
+    ctx.cleanup.enter_context(ctx.monitor.asking(queue.status))
     return queue
 
 
@@ -480,14 +515,19 @@ def closing_task_queue(run: Run) -> Iterator[None]:
         run.queue.close()
 
 
-def _go(ctx: RunContext, run: Run) -> Outcome:
+def _go(ctx: RunContext, run: Run) -> Steps:
     """The loop, and the verdict on however it ended."""
-    from surefoot.loop import train as run_loop
+    from surefoot.loop import steps
 
     root = ctx.keeper.folder.root
     try:
         with closing_task_queue(run):
-            run_loop(run)
+            between = BetweenSteps(run, ctx.keeper.folder)
+            for _ in steps(run):
+                yield between
+    except GeneratorExit:  # whoever goes on step by step has had enough
+        _stopped(ctx, run)
+        raise
     except KeyboardInterrupt as asked:
         raise _stopped(ctx, run) from asked
     except CollapseStopError as stop:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.config import Config
 from surefoot.config.load import LoadedConfig, load_config
+from surefoot.config.own_code import own_specs
 from surefoot.data.task_format import expected_tools
 from surefoot.errors import SecurityError, StateError
 from surefoot.protocols import EvalResult
@@ -194,7 +195,7 @@ def make_hooks(ctx: RunContext) -> Hooks:
     """Hooks of a run; `save` is set by `keep_checkpoints`, once there is something to save."""
     from surefoot.loop import Hooks
 
-    folder, sinks, view, lookout = ctx.keeper.folder, ctx.sinks, ctx.view, ctx.lookout
+    folder, sinks, view, monitor = ctx.keeper.folder, ctx.sinks, ctx.view, ctx.monitor
 
     @cache
     def metrics_log() -> MetricsLog:
@@ -204,17 +205,17 @@ def make_hooks(ctx: RunContext) -> Hooks:
         metrics_log().log(step, metrics)
         sinks.log(step, metrics)
         view.step(step, metrics)
-        lookout.step(step, metrics)
+        monitor.step(step, metrics)
 
     def evaluated(step: int, metrics: dict[str, float]) -> None:
         metrics_log().log(step, metrics)
         sinks.log(step, metrics)
         view.evaluated(step, metrics)
-        lookout.evaluated(step, metrics)
+        monitor.evaluated(step, metrics)
 
     return Hooks(
         log=log, evaluated=evaluated, warn=view.warn, save=lambda step: None, stop=lambda: ctx.stop.asked,
-        phase=lookout.phase(ctx.stop.part), step_finished=lookout.finished,
+        phase=monitor.phase(ctx.stop.part), step_finished=monitor.finished,
         save_rollouts=lambda step, groups: write_lines(folder.rollouts(step), _lines(groups)),
         save_answers=lambda step, results: write_lines(folder.answers(step), answer_lines(results)),
         step_refused=lambda step, samples, suspects: write_lines(
@@ -382,6 +383,7 @@ def named_code(config: Config) -> Iterator[tuple[str, str]]:
     """(key, value) of everything in a config that names a file of code, or a file that names commands."""
     for key, values in (("reward_funcs", config.reward_funcs), ("tools.functions", config.tools.functions)):
         yield from ((key, value) for value in values if not value.startswith("builtin:"))
+    yield from own_specs(config)
     metrics = {"eval_metric": config.eval_metric}
     metrics |= {f"eval_sets.{name}.metric": keys.metric for name, keys in config.eval_sets.items()}
     yield from ((key, value) for key, value in metrics.items() if ":" in value)

@@ -1,4 +1,4 @@
-"""Which plan a run's books follow: `stream_tasks` and `[curriculum]` become one.
+"""Which plan a run's queue follows: `stream_tasks` and `[curriculum]` become one.
 
 Owns       the check that a curriculum names every level that the tasks have, and only levels that they have.
 Never      lets a task be left out because nobody named its level.
@@ -29,10 +29,10 @@ from surefoot.runtime.task_queue import (
 )
 
 
-def make_task_queue(
+def make_task_order(
     config: Config, keeper: RunStore, inputs: Inputs, train: Sequence[Task], successes: SuccessCurriculum | None
 ) -> DurableTaskQueue:
-    """The books of a run whose steps wait for their own rollouts."""
+    """Which task is next in a run whose steps wait for their own rollouts, and what became of each."""
     large = isinstance(train, StreamingDataset)
     tasks = TasksById(train) if isinstance(train, StreamingDataset) else {task.id: task for task in train}
     plan: TaskPlan

@@ -65,7 +65,7 @@ def pair_rows(source: str, base: Path) -> Sequence[Task]:
 # name when its turn comes, because nobody read it before.
 
 
-LOOKED_AT = 1000
+PREVIEW_TASKS = 1000
 """Tasks that graders are shown before training; of the others they say so when they come."""
 KEPT_PROMPTS = 4096
 
@@ -73,7 +73,7 @@ KEPT_PROMPTS = 4096
 class Large(NamedTuple):
     """A task file on the disk, divided."""
 
-    looked_at: TaskSet
+    preview: TaskSet
     """The first tasks, for graders to look at."""
     train: StreamingDataset
     heldout: tuple[Task, ...]
@@ -101,7 +101,7 @@ def open_large(config: Config, base: Path, cache_dir: Path | None = None, never_
     data = StreamingDataset(path, max_bad_rows=config.max_bad_rows, cache_dir=cache_dir)
     train, chosen, border, twins = _divide(config, data, never_trained)
     refuse_too_few(config, len(train), twins)
-    first = tuple(data[: min(LOOKED_AT, len(data))])
+    first = tuple(data[: min(PREVIEW_TASKS, len(data))])
     tasks = TaskSet(path.stem, first, scorer_of(first), data.fingerprint)
     left_out = 0 if twins is None or twins.mode != "drop" else len(twins.found)
     return Large(tasks, train, chosen, border, len(data) - len(train) - left_out, twins)

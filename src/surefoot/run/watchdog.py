@@ -84,7 +84,8 @@ class Watchdog:
             self._tell_guardian()
             last, now = heartbeat.last_heartbeat(), time.monotonic()
             # A look that came late was itself stopped or suspended: that time counts for nobody.
-            quiet_s = quiet_s + min(now - looked, 2 * self.interval_s) if last is seen else 0.0
+            waits = last is seen and last.stage != heartbeat.OUTSIDE
+            quiet_s = quiet_s + min(now - looked, 2 * self.interval_s) if waits else 0.0
             seen, looked = last, now
             if quiet_s > self.timeout_s:
                 self._end(last.stage)
@@ -111,7 +112,7 @@ class Watchdog:
         return StalledError(
             f"no progress for {self.timeout_s:g} s while {stage}",
             f"a wait that does not end looks like slow training; where every thread was is in {self.dump}",
-            f"mend what the stacks show, or raise stall_timeout_s if this stage really takes longer{after}",
+            f"repair what the stacks show, or raise stall_timeout_s if this stage really takes longer{after}",
         )
 
 

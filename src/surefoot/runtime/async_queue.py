@@ -1,4 +1,4 @@
-"""`protocols.Books` for a loop that is not asynchronous: the stream lives in an event loop's thread, this one asks it.
+"""`protocols.TaskQueue` for a loop without an event loop: the stream lives in a thread that has one, this asks it.
 
 Promises   a wait for a batch ends when the batch is complete, when somebody asks to stop, or when the run cannot go on;
            it beats the pulse only while something happens, so that the watchdog can tell slow from stuck; what the
@@ -14,11 +14,10 @@ import concurrent.futures
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from surefoot.errors import ConfigError, InvariantError
-from surefoot.protocols import GroupWriter, StepBatch
-from surefoot.records import Group
+from surefoot.protocols import StepBatch
 from surefoot.runtime.sampler import AsyncSampler
 from surefoot.runtime.threads import EventLoopThread
+from surefoot.storage.failpoints import failpoint
 from surefoot.system.heartbeat import tick
 from surefoot.system.signals import StopRequested
 
@@ -54,32 +53,12 @@ class AsyncTaskQueue:
         except BaseException:
             future.cancel()
             raise
+        failpoint("loop.before_collect")
         return future.result()
 
-    def extend_batch(self, batch: StepBatch, n: int) -> StepBatch:
-        """Not while sampling runs ahead: `config.rules` refuse it."""
-        raise ConfigError(
-            "dynamic sampling was asked of a stream", "its batches are whole before the step begins",
-            "set max_staleness = 0",
-        )  # fmt: skip
-
-    def recording(self, batch: StepBatch) -> GroupWriter:
-        """Not here: a stream keeps its groups as they come, before it hands out a batch."""
-        raise InvariantError(
-            f"step {batch.step}: a batch of a stream was to be played", "its groups are on the disk already",
-            "report it with the run folder",
-        )  # fmt: skip
-
-    def give_back(self, batch: StepBatch, *, unless: Callable[[Group], bool] = lambda group: False) -> None:
-        """Not here: a stream gives groups back before it hands out their batch."""
-        raise InvariantError(
-            f"step {batch.step}: a batch of a stream was given back", "it was judged when it was composed",
-            "report it with the run folder",
-        )  # fmt: skip
-
-    def record_rollouts(self, batch: StepBatch, groups: Sequence[Group]) -> None:
+    def record_rollouts(self, batch: StepBatch) -> None:
         """The composition of the batch is on the disk when this returns."""
-        self._ask(lambda: self.stream.record_rollouts(batch, groups))
+        self._ask(lambda: self.stream.record_rollouts(batch))
 
     def close_batch(self, batch: StepBatch, step: int, drop_reasons: Sequence[str | None]) -> None:
         """The batch is done with."""

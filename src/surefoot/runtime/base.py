@@ -22,9 +22,9 @@ from surefoot.maths.pass_at_k import mean_pass_at
 from surefoot.protocols import Environment, EvalResult, Grade, GroupFinished, Weights
 from surefoot.records import LENGTH, REPETITION, Group, Rollout, Task
 from surefoot.rewards.rules import purpose_of
-from surefoot.runtime.probes import WeightProbe
 from surefoot.runtime.requests import RolloutResult, Sampling
 from surefoot.runtime.rollout import NONFINITE_LOGPROB, UNDECODABLE
+from surefoot.runtime.weights import WeightProbe
 
 # -- Too many rollouts have no verdict: whose doing it is, and what to do about it ----------------
 # Owns       the families of reasons: a grader's (`function:reason`), the sampler's, the context's, and the tools' own.

@@ -106,7 +106,7 @@ class BufferCounts:
     """What became of everything that was put in this epoch, in groups.
 
     Example:
-        >>> Tally(put=5, used=2, wasted=1, waiting=2).lost
+        >>> BufferCounts(put=5, used=2, wasted=1, waiting=2).lost
         0
     """
 
@@ -271,10 +271,10 @@ class GroupBuffer:
         >>> task = Task(id="sums/1+1", prompt="1+1=")
         >>> group = Group(task, "0", (Rollout(task.id, "0", 0, (Turn((1, 5), (9, 2), (-0.1, -0.2), 3),), 1.0),))
         >>> buffer = GroupBuffer(max_size=4, max_staleness=1)
-        >>> buffer.put(Item("sums/1+1", 0), 3, group)
+        >>> buffer.put(Visit("sums/1+1", 0), 3, group)
         'kept'
-        >>> buffer.take(1, version=5)  # two versions old: it goes back to the queue
-        Taken(batch=(), aged=Aged(back=(Item(task='sums/1+1', occurrence=0),), spent=()), version=5, partial=False)
+        >>> buffer.take(1, version=5).aged.back  # two versions old: it goes back to the queue
+        (Visit(task='sums/1+1', occurrence=0),)
     """
 
     def __init__(

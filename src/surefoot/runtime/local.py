@@ -1,30 +1,82 @@
 """One process: the engine and the learner take turns, or overlap.
 
-Promises   a version counts only after the engine itself reports it and, where the learner can be asked, after the
-           canary's answers bear it out.
+Promises   weights go through the two phases and the proof of every other runtime: this process is one replica of it;
+           a version counts only after the engine itself reports it.
+Never      copies weights that the engine may share, or sums up tensors that are the same objects on both sides.
 
-Read next: `probes.py`, the canary; `base.py`, what is asked of the groups.
+Read next: `weights.py`, who publishes; `base.py`, what is asked of the groups.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from surefoot.errors import EngineError
-from surefoot.protocols import ServingEngine, Weights
+from surefoot.protocols import Completion, Request, ServingEngine, Weights
 from surefoot.runtime.base import BaseRuntime
-from surefoot.runtime.probes import Score, WeightProbe, make_probes
 from surefoot.runtime.requests import CancellableEngine, RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.rollout import RolloutCollector
-from surefoot.system.heartbeat import tick
-from surefoot.tracking.timeline import span
+from surefoot.runtime.weights import Publisher, TwoPhase, run_here
 
 TOLERANCE = 1e-3
 """Nats between the engine's log-probability of a probe token and the learner's, in float32."""
+
+
+class LocalReplica:
+    """`weights.Replica` in the learner's own process; no call of it waits.
+
+    Args:
+        shares_tensors: the engine serves the learner's own tensors. These are their own evidence: a sum of them would
+            be compared with the same sum of the same objects. What is copied, or goes elsewhere, is summed up.
+    """
+
+    name = "the engine"
+
+    def __init__(self, engine: ServingEngine, *, shares_tensors: bool) -> None:
+        self.engine, self.shares_tensors = engine, shares_tensors
+        self._staged: Weights = {}
+
+    def sums(self, weights: Weights) -> Mapping[str, int]:
+        """What the engine has to say of these weights when it has them."""
+        if self.shares_tensors:
+            return _identities(weights)
+        from surefoot.maths.checksums import checksums
+
+        return checksums(weights)
+
+    async def prepare(self, weights: Weights, version: int) -> Mapping[str, int]:
+        """Stage these weights; which tensors it holds, or their checksums."""
+        if not self.shares_tensors:
+            return self.engine.prepare(weights, version)
+        self._staged = weights
+        return _identities(weights)
+
+    async def commit(self, version: int) -> Mapping[str, int]:
+        """Serve them from the next token on; checksums, where the engine can read them back."""
+        if self.shares_tensors:
+            staged, self._staged = self._staged, {}
+            self.engine.load_weights(staged, version)
+            in_force: Mapping[str, int] = {}
+        else:
+            in_force = self.engine.commit(version)
+        if self.engine.version != version:
+            raise EngineError(
+                f"published version {version}, the engine serves {self.engine.version}",
+                "the next rollouts would come from old weights under a new name",
+                "see the engine's log",
+            )
+        return in_force
+
+    async def ask(self, requests: Sequence[Request]) -> list[Completion]:
+        """Through the same path as rollouts."""
+        return self.engine.generate(requests)
+
+
+def _identities(weights: Weights) -> dict[str, int]:
+    return {name: id(tensor) for name, tensor in weights.items()}
 
 
 class LocalRuntime(BaseRuntime):
@@ -32,49 +84,28 @@ class LocalRuntime(BaseRuntime):
 
     Args:
         engine: the one that the collector asks.
-        score: the learner's, for the canary; without it the engine's word is all there is.
-        tolerance: how far the two may be apart on one token.
-        probe_width: longest question plus answer that the engine takes; a long question fills its caches.
-        probe_prompts: what questions are made of; all prompts when left out.
+        publisher: of replicas in this process; when left out, the engine's word is all there is.
+        shares_tensors: whether the engine serves the learner's own tensors.
     """
 
     def __init__(
         self, engine: ServingEngine, collector: RolloutCollector, *, train: Sampling, evaluation: Sampling,
-        max_failures: float, score: Score | None = None, tolerance: float = TOLERANCE,
-        probe_width: int | None = None, probe_prompts: Sequence[Sequence[int]] | None = None,
+        max_failures: float, publisher: Publisher | None = None, shares_tensors: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(collector, train=train, evaluation=evaluation, max_failures=max_failures)
-        self.engine, self.collector, self.score = engine, collector, score
-        if score is not None:
-            material = collector.prompts.values() if probe_prompts is None else probe_prompts
-            probes = make_probes(
-                material, temperature=train.temperature, max_width=probe_width or train.max_width,
-                max_completion_length=train.max_completion_length,
-            )  # fmt: skip
-            self.canary = WeightProbe(probes, tolerance=tolerance)
+        self.engine, self.collector = engine, collector
+        self.replica = LocalReplica(engine, shares_tensors=shares_tensors)
+        self.publisher: TwoPhase = TwoPhase(deadline_s=None) if publisher is None else publisher
+        self.canary = None if publisher is None else publisher.canary
 
     def publish(self, weights: Weights, version: int) -> Mapping[str, float]:
         """Hand the engine these weights and have it prove that it speaks with them."""
-        engine = self.engine
-        started = time.perf_counter()
-        with span("load", track="sync"):
-            engine.load_weights(weights, version)
-        loaded = time.perf_counter()
-        if engine.version != version:
-            raise EngineError(
-                f"published version {version}, the engine serves {engine.version}",
-                "the next rollouts would come from old weights under a new name",
-                "see the engine's log",
-            )
-        metrics = {"timing/publish": loaded - started}
-        if self.canary is None or self.score is None:
-            return metrics
-        tick("publishing weights")
-        with span("canary", track="sync"):
-            metrics |= self.canary.prove("the engine", engine.generate, self.score, version)
-        packing = engine.pack_seconds  # paid by whoever asks first; not a cost of the proof
-        metrics["sync/replicas"] = 1.0
-        return metrics | {"timing/pack": packing, "timing/proof": time.perf_counter() - loaded - packing}
+        sums = self.replica.sums(weights)
+        metrics = run_here(self.publisher.publish([self.replica], weights, sums, version))
+        if "timing/proof" in metrics:
+            packing = self.engine.pack_seconds  # paid by whoever asks first; not a cost of the proof
+            metrics |= {"timing/pack": packing, "timing/proof": metrics["timing/proof"] - packing}
+        return metrics
 
     def close(self) -> None:
         """Stop engine and reward workers."""

@@ -284,7 +284,7 @@ SILENCE_S = 10.0
 
 
 class AsyncSampler:
-    """Asynchronous books. Made anywhere; used inside one event loop.
+    """The sampler that runs ahead of the learner. Made anywhere; used inside one event loop.
 
     Args:
         request_for: (task, visit, position) -> what has to be known to run it; visit and position name the group.
@@ -322,7 +322,7 @@ class AsyncSampler:
         self.progress = 0
         """Grows with everything that happens."""
 
-    # -- protocols.Books ----------------------------------------------------------------
+    # -- protocols.TaskQueue ----------------------------------------------------------------
 
     async def next_batch(self, step: int, n: int) -> StepBatch:
         """The batch of this step: from the journal if it is there, else the next one that is complete."""
@@ -334,16 +334,16 @@ class AsyncSampler:
         else:
             batch = self.queue.next_batch(step, n)
         self._next_step = step + self.config.num_iterations
-        self.figures.batch(batch.groups or (), self.trained(), asked, self._now())
+        self.figures.batch(batch.groups, self.trained(), asked, self._now())
         self._fill()
         return batch
 
-    def record_rollouts(self, batch: StepBatch, groups: Sequence[Group]) -> None:
+    def record_rollouts(self, batch: StepBatch) -> None:
         """The composition is on the disk when this returns; the groups were before."""
         if self._hand:
             self.batches.compose(batch.step, self._hand)
         else:
-            self.queue.record_rollouts(batch, groups)
+            self.queue.record_rollouts(batch, batch.groups)
 
     def close_batch(self, batch: StepBatch, step: int, drop_reasons: Sequence[str | None]) -> None:
         """Trained since this step, or dropped with a reason; there is room for more."""

@@ -25,6 +25,7 @@ from surefoot.system.files import APPEND, plain_descriptor
 if TYPE_CHECKING:
     from surefoot.guards.reward_values import RewardFunction
     from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+    from surefoot.learner.lora import LoraSettings
     from surefoot.learner.model import Policy
     from surefoot.rewards.pool import RewardPool
     from surefoot.rewards.rules import GradingRules, Judges
@@ -88,6 +89,10 @@ class EngineSpec(Protocol):
     """Builds an engine that has no weights yet."""
 
     @property
+    def shares_tensors(self) -> bool:
+        """In the learner's own process it serves the very tensors that it is handed: nothing is copied."""
+
+    @property
     def variables(self) -> tuple[str, ...]:
         """Names of variables that the process which builds it has to have."""
 
@@ -104,8 +109,15 @@ class EmbeddedEngineSpec:
     max_width: int
     device: str
     dtype: str
+    cuda_kernels: bool = True
+    """On a GPU, decode in captured graphs."""
     copy_weights: bool = False
     """Serve a copy: needed where the owner of the weights goes on changing them while they are served."""
+
+    @property
+    def shares_tensors(self) -> bool:
+        """Unless it has to copy them."""
+        return not self.copy_weights
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -116,13 +128,14 @@ class EmbeddedEngineSpec:
         """In the process where it will run."""
         import torch
 
-        from surefoot.engines.embedded import EmbeddedEngine
+        from surefoot.engines.graphs import embedded_engine
         from surefoot.engines.serving import EngineLoop
 
         dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.dtype]
-        engine = EmbeddedEngine(
-            self.spec, rows=self.rows, max_width=self.max_width, device=_resolved(self.device), dtype=dtype
-        )
+        engine = embedded_engine(
+            self.spec, rows=self.rows, max_width=self.max_width, device=_resolved(self.device), dtype=dtype,
+            graphs=self.cuda_kernels,
+        )  # fmt: skip
         return EngineLoop(engine, copy_weights=self.copy_weights)
 
 
@@ -280,15 +293,21 @@ class LearnerSpec:
     """Called in the learner's process: some settings need the tokenizer."""
     channels: Callable[[Policy], Any] | None = None
     """Makes the losses beside the policy's; None when there are none."""
+    lora: LoraSettings | None = None
+    """The adapter that is trained; None where every weight is."""
 
     def build(self) -> tuple[Policy, GRPOLearner]:
         """In the process where it will run."""
         from surefoot.learner.grpo import GRPOLearner
+        from surefoot.learner.lora import with_adapter
         from surefoot.learner.model import load_policy
 
         policy = load_policy(self.model, base=self.base, device=self.device, dtype=self.dtype)
         channels = None if self.channels is None else self.channels(policy)
-        return policy, GRPOLearner(policy.model, self.settings(policy), channels, policy.masters, policy.tokenizer)
+        policy, adapter = with_adapter(policy, self.lora)
+        return policy, GRPOLearner(
+            policy.model, self.settings(policy), channels, policy.masters, policy.tokenizer, adapter
+        )
 
 
 # -- What crosses between driver, learner and engines: facts about the policy, and weights by name or by value

@@ -1,4 +1,4 @@
-"""Who gets which task, and what became of it: task order, ledger and journal as one.
+"""Who gets which task, and what became of it: task order, ledger and journal as one; and the queue that plays in step.
 
 Owns       the order of events between them: planned, leased, played, on the disk, delivered, trained or dropped.
 Promises   no task twice in one batch; a group is on the disk as soon as it is graded, and a batch that a crash
@@ -9,30 +9,36 @@ Never      hands out a held-out task, or an item that is in the weights already.
     draw --> (play) --> delivering: each group on the disk, then delivered --> keep: the batch's composition on the disk
                                                               --> (learn) --> settle: trained, dropped(reason)
 
-Read next: `task_queue.py`, which task is next; `storage/ledger.py` and `storage/batches.py`, which this joins.
+Two samplers hand the loop batches out of this: `StepSampler` here, when sampling waits for learning, and
+`sampler.AsyncSampler`, when it does not.
+
+Read next: `sampler.py`, the other one; `storage/ledger.py` and `storage/batches.py`, which this joins.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from surefoot.config import Config
 from surefoot.data.curriculum import CurriculumSampler, SuccessCurriculum
 from surefoot.data.order import CountedRandom, LevelOrder, Permutation
 from surefoot.data.tasks import HeldoutGate, epoch_order, refuse_empty_or_repeated
-from surefoot.errors import InvariantError, StateError, TaskError
-from surefoot.protocols import GroupWriter, StepBatch
+from surefoot.errors import InvariantError, RewardError, StateError, TaskError, ToolError
+from surefoot.learner.samples import cannot_fill, missing_groups
+from surefoot.protocols import Runtime, StepBatch
 from surefoot.records import REPETITION_COST, Group, Task
-from surefoot.runtime.threads import BackgroundThread
+from surefoot.runtime.threads import BackgroundGroupWriter
 from surefoot.storage.batches import BatchLog, BatchPosition
 from surefoot.storage.failpoints import failpoint
 from surefoot.storage.ledger import Balance, Lease, Ledger, Visit
 from surefoot.storage.ledger_records import Dropped, Leased, Pending
+from surefoot.system.signals import StopRequested
+from surefoot.tracking.timeline import span
 
 # -- Which tasks come next: four ways to plan, each a function of the ledger, so that a crash changes nothing
 # Owns       what is appended to the ledger's queue, and in which order.
@@ -231,50 +237,6 @@ def _waiting(ledger: Ledger) -> list[str]:
     return [item.task for item, status in ledger.items().items() if isinstance(status, Pending)]
 
 
-# -- Groups on their way to the disk while the rest of their batch is still played ----------------
-
-
-class BackgroundGroupWriter:
-    """`protocols.Delivering` on a disk.
-
-    Args:
-        keep: makes groups durable, by their positions in the batch.
-    """
-
-    def __init__(self, keep: Callable[[Mapping[int, Group]], None]) -> None:
-        self._keep = keep
-        self._side = BackgroundThread[tuple[int, Group]](self._write, "surefoot-journal")
-        self.waited_s = 0.0
-        """How long the end of the block had to wait for the disk."""
-
-    def __call__(self, position: int, group: Group) -> None:
-        """This group is graded."""
-        self._side.put((position, group))
-
-    def __enter__(self) -> BackgroundGroupWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        began = time.perf_counter()
-        try:
-            if error is None:
-                self._side.close()
-            else:  # its own error matters more than a disk's
-                with contextlib.suppress(Exception):
-                    self._side.close()
-        except KeyboardInterrupt:  # asked to stop while the disk was waited for: its thread ends first all the same
-            with contextlib.suppress(Exception):
-                self._side.close()
-            raise
-        finally:
-            self.waited_s = time.perf_counter() - began
-
-    def _write(self, groups: Sequence[tuple[int, Group]]) -> None:
-        self._keep(dict(groups))
-
-
 # -- Who gets which task, and what became of it: task order, ledger and journal as one ------------
 
 
@@ -293,7 +255,7 @@ class _OpenBatch:
 
 
 class DurableTaskQueue:
-    """`protocols.Books` on disk.
+    """Who gets which task, on disk; `StepSampler` and `AsyncSampler` have its batches played.
 
     Args:
         tasks: everything that may be trained on; a mapping by id is not walked over.
@@ -335,14 +297,14 @@ class DurableTaskQueue:
         self._open[step] = _OpenBatch(list(items))
         return self._tasks_of(items)
 
-    def recording(self, step_batch: StepBatch) -> GroupWriter:
+    def recording(self, step_batch: StepBatch) -> BackgroundGroupWriter:
         """While the batch is played: what is graded is on the disk, whatever happens to the rest of the batch."""
         return BackgroundGroupWriter(lambda groups: self._deliver(step_batch.step, groups))
 
     def record_rollouts(self, step_batch: StepBatch, groups: Sequence[Group]) -> None:
         """The composition of the batch is on the disk when this returns; its groups were before."""
         batch = self._open[step_batch.step]
-        if step_batch.groups is None:
+        if self.batches.find(step_batch.step) is None:
             if missing := {position: g for position, g in enumerate(groups) if position not in batch.groups}:
                 self._deliver(step_batch.step, missing)
             self.batches.compose(step_batch.step, batch.items)
@@ -379,15 +341,6 @@ class DurableTaskQueue:
             self.ledger.drop(lost, reason)
         self.ledger.trained(step, trained)
         self.plan.learned(self._played.pop(step_batch.step, ()))
-
-    def advance(self, version: int) -> None:
-        """Nothing is asked for ahead of the learner: the version makes no difference here."""
-
-    def graders_failed(self) -> None:
-        """No group waits here: what was graded in vain is given back with its batch."""
-
-    def close(self) -> None:
-        """Nothing is under way between two batches."""
 
     def metrics(self) -> dict[str, float]:
         """What the plan says of the batch that is being worked on."""
@@ -488,7 +441,7 @@ class DurableTaskQueue:
 
 
 class MemoryTaskQueue:
-    """`protocols.Books` that keep nothing: for a loop without a disk, in tests and notebooks. No run uses them."""
+    """The same without a disk, for a loop in tests and notebooks: nothing is kept. No run uses it."""
 
     def __init__(self, next_tasks: Callable[[int], Sequence[Task]]) -> None:
         self.next_tasks = next_tasks
@@ -502,7 +455,7 @@ class MemoryTaskQueue:
         """The next tasks behind those."""
         return StepBatch(step_batch.step, (*step_batch.tasks, *self.next_tasks(n)))
 
-    def recording(self, step_batch: StepBatch) -> GroupWriter:
+    def recording(self, step_batch: StepBatch) -> BackgroundGroupWriter:
         """Nothing is written."""
         return BackgroundGroupWriter(lambda groups: None)
 
@@ -516,14 +469,99 @@ class MemoryTaskQueue:
         """Remember what became of the batch, for whoever asks."""
         self.drop_reasons[step] = tuple(drop_reasons)
 
+    def metrics(self) -> dict[str, float]:
+        """Nothing is known of the tasks."""
+        return {}
+
+
+# -- The queue of a run that does not sample ahead ------------------------------------------------
+
+
+def _no_phase(name: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+class StepSampler:
+    """`protocols.TaskQueue` with `max_staleness = 0`: sampling waits for learning, and the other way round.
+
+    A batch is drawn when its step begins, its rollouts are run by the newest weights, and each group is on the disk as
+    soon as it is graded. With dynamic sampling it grows until enough groups can teach.
+
+    Args:
+        queue: which tasks are next, and what becomes of them.
+        runtime: who runs the rollouts.
+        stop: whether somebody asked to stop.
+        phase: entered while rollouts run, by name.
+    """
+
+    def __init__(
+        self, queue: DurableTaskQueue | MemoryTaskQueue, runtime: Runtime, config: Config, *,
+        stop: Callable[[], bool] = lambda: False, phase: Callable[[str], AbstractContextManager[object]] = _no_phase,
+    ) -> None:  # fmt: skip
+        self.queue, self.runtime, self.config, self.stop, self.phase = queue, runtime, config, stop, phase
+
+    def next_batch(self, step: int, n: int) -> StepBatch:
+        """The batch of this step: from the journal if it is there, else sampled now."""
+        started = time.perf_counter()
+        with span("draw"):
+            batch = self.queue.next_batch(step, n)
+        drawn_s = time.perf_counter() - started
+        failpoint("loop.before_collect")
+        if batch.groups:
+            return batch
+        with self.phase("collect"):
+            batch = self._collect(batch, n)
+        failpoint("loop.after_collect")
+        if self.stop():  # nothing is learned yet: the resume finds the groups on the disk
+            raise StopRequested
+        return replace(batch, keeping_s=drawn_s + batch.keeping_s)
+
+    def record_rollouts(self, batch: StepBatch) -> None:
+        """The composition of the batch is on the disk when this returns; its groups were before."""
+        self.queue.record_rollouts(batch, batch.groups)
+
+    def close_batch(self, batch: StepBatch, step: int, drop_reasons: Sequence[str | None]) -> None:
+        """The batch is done with."""
+        self.queue.close_batch(batch, step, drop_reasons)
+
+    def metrics(self) -> dict[str, float]:
+        """What the plan says of the batch that is being worked on."""
+        return self.queue.metrics()
+
     def advance(self, version: int) -> None:
-        """Nothing is asked for ahead of the learner."""
+        """Nothing is asked for ahead of the learner: the version makes no difference here."""
 
     def graders_failed(self) -> None:
-        """No group waits here."""
+        """No group waits here: what was graded in vain is given back with its batch."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is under way between two batches."""
+
+    def _collect(self, batch: StepBatch, n: int) -> StepBatch:
+        """Sample and grade what is not on the disk; with dynamic sampling, more until enough can teach."""
+        config = self.config
+        wanted = n if config.dynamic_sampling_batches else None
+        batch = self._run_rollouts(batch)
+        while missing := missing_groups(batch.groups, partial=config.partial_groups, wanted=wanted):
+            if len(batch.groups) >= config.dynamic_sampling_batches * n:
+                self.queue.give_back(batch)  # a grader that is mended meanwhile judges them anew
+                raise cannot_fill(batch.groups, missing, config.dynamic_sampling_batches)
+            longer = self.queue.extend_batch(batch, n)
+            batch = self._run_rollouts(replace(longer, groups=batch.groups, keeping_s=batch.keeping_s))
+        return batch
+
+    def _run_rollouts(self, batch: StepBatch) -> StepBatch:
+        """With groups for the tasks that have none; each is on the disk as soon as it is graded."""
+        writer, first = self.queue.recording(batch), len(batch.groups)
+        try:
+            with writer as finished:
+                new = self.runtime.collect(
+                    batch.tasks[first:], batch.step, first, played=batch.played, finished=finished
+                )
+        except (RewardError, ToolError):
+            self.queue.give_back(batch, unless=lambda group: None not in group.rewards)
+            raise
+        return replace(batch, groups=(*batch.groups, *new), keeping_s=batch.keeping_s + writer.waited_s)
 
 
 def _by_id(tasks: Sequence[Task], border: HeldoutGate | None) -> dict[str, Task]:

@@ -14,8 +14,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
 from typing import Any, Generic, TypeVar
+
+from surefoot.records import Group
 
 T = TypeVar("T")
 MOST = 1 << 30
@@ -30,7 +34,7 @@ class BackgroundThread(Generic[T]):
 
     Example:
         >>> done = []
-        >>> side = SideThread(done.extend, "example")
+        >>> side = BackgroundThread(done.extend, "example")
         >>> side.put(1), side.put(2), side.close()
         (None, None, None)
         >>> done
@@ -95,6 +99,50 @@ class BackgroundThread(Generic[T]):
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+# -- Groups on their way to the disk while the rest of their batch is still played ----------------
+
+
+class BackgroundGroupWriter:
+    """A `with` block during which graded groups are written to disk; all that it was given are durable at its end.
+
+    Args:
+        keep: makes groups durable, by their positions in the batch.
+    """
+
+    def __init__(self, keep: Callable[[Mapping[int, Group]], None]) -> None:
+        self._keep = keep
+        self._side = BackgroundThread[tuple[int, Group]](self._write, "surefoot-journal")
+        self.waited_s = 0.0
+        """How long the end of the block had to wait for the disk."""
+
+    def __call__(self, position: int, group: Group) -> None:
+        """This group is graded."""
+        self._side.put((position, group))
+
+    def __enter__(self) -> BackgroundGroupWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        began = time.perf_counter()
+        try:
+            if error is None:
+                self._side.close()
+            else:  # its own error matters more than a disk's
+                with contextlib.suppress(Exception):
+                    self._side.close()
+        except KeyboardInterrupt:  # asked to stop while the disk was waited for: its thread ends first all the same
+            with contextlib.suppress(Exception):
+                self._side.close()
+            raise
+        finally:
+            self.waited_s = time.perf_counter() - began
+
+    def _write(self, groups: Sequence[tuple[int, Group]]) -> None:
+        self._keep(dict(groups))
 
 
 # -- An event loop in a thread of its own, for callers that have none -----------------------------

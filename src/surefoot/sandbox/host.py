@@ -142,17 +142,17 @@ def available() -> HostReport:
 def _try() -> tuple[int, str | None]:
     """Landlock's version, and what could not be built."""
     with open("/dev/null", "r+b") as nowhere:
-        born = spawn([nowhere.fileno()] * 3)
+        sandboxed = spawn([nowhere.fileno()] * 3)
     try:
-        request = {**_TRIAL, "files": [], "views": views(()), "landlock": born.landlock}
-        born.link.sendall(pack(json.dumps(request).encode() + b"\n"))
-        frame = read_frame(born.link, 2**16)
+        request = {**_TRIAL, "files": [], "views": views(()), "landlock": sandboxed.landlock}
+        sandboxed.link.sendall(pack(json.dumps(request).encode() + b"\n"))
+        frame = read_frame(sandboxed.link, 2**16)
     finally:
-        born.close()
+        sandboxed.close()
     if frame is None:
-        return born.landlock, "a sandbox: its first process ended without a word"
+        return sandboxed.landlock, "a sandbox: its first process ended without a word"
     report = json.loads(frame)
-    return born.landlock, report.get("failed")
+    return sandboxed.landlock, report.get("failed")
 
 
 def _words(error: Exception) -> str:

@@ -1,8 +1,8 @@
-"""The caller's end of the keeper: started once per process, asked for a sandbox by any thread.
+"""The caller's end of the sandbox server: started once per process, asked for a sandbox by any thread.
 
-Owns       the keeper's life, and the hand-over of descriptors.
-Promises   a keeper that died is replaced; a process that forks does not share its parent's keeper; nothing of this
-           process's environment reaches the keeper.
+Owns       the sandbox server's life, and the hand-over of descriptors.
+Promises   a sandbox server that died is replaced; a process that forks does not share its parent's; nothing of this
+           process's environment reaches it.
 Never      interprets how a program ended; `process.py` does.
 """
 
@@ -25,13 +25,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import surefoot
+import surefoot_harness
 from surefoot.errors import ToolError, ToolFailedError
 from surefoot.sandbox.walls import ORDER, ORDER_WITH_NETWORK
 from surefoot.system.frames import HEADER, FrameError, take_frame
 from surefoot.system.memory import excess_mb
 from surefoot.system.process import Child, family
 
-_SOURCE = str(Path(__file__).resolve().parents[2])
+_SOURCE = os.pathsep.join(
+    dict.fromkeys(str(Path(each.__file__ or "").resolve().parents[1]) for each in (surefoot, surefoot_harness))
+)
+"""What the keeper of sandboxes imports from: one folder where we are installed, two in a checkout."""
 _ANSWER_CAP = 2**16
 _PATIENCE_S = 30.0
 """How long a birth may take on a machine that is busy."""
@@ -124,7 +129,7 @@ class SandboxServer:
 
         Raises:
             OSError: the kernel refused, and says which call.
-            ConnectionError: the keeper is gone.
+            ConnectionError: the sandbox server is gone.
         """
         ours, theirs = socket.socketpair()
         ours.settimeout(_PATIENCE_S)
@@ -157,7 +162,7 @@ def _receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
         while (frame := take_frame(inbox, _ANSWER_CAP)) is None:
             piece = link.recv(_ANSWER_CAP)
             if not piece:
-                raise ConnectionResetError("the keeper of the sandboxes closed the link")
+                raise ConnectionResetError("the sandbox server closed the link")
             inbox += piece
     except (OSError, FrameError):
         for descriptor in descriptors:
@@ -170,17 +175,17 @@ def _receive(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
 _lock = threading.Lock()
 _current: SandboxServer | None = None
 _inherited: list[SandboxServer] = []
-"""Keepers of the process that we were forked from: kept only so that nobody waits for them."""
+"""Sandbox servers of the process that we were forked from: kept only so that nobody waits for them."""
 
 
 def spawn(streams: Sequence[int], *, network: bool = False) -> SandboxProcess:
-    """One sandbox from the keeper of this process, which is started or replaced when needed."""
+    """One sandbox from the sandbox server of this process, which is started or replaced when needed."""
     for _ in range(2):
-        keeper = _server()
+        server = _server()
         try:
-            return keeper.spawn(streams, network=network)
+            return server.spawn(streams, network=network)
         except (ConnectionError, FrameError, TimeoutError):
-            _forget(keeper)
+            _forget(server)
     raise ToolFailedError(
         "no sandbox could be started: the process that starts them ended twice",
         "code that is not contained is not run",
@@ -197,25 +202,25 @@ def _server() -> SandboxServer:
         return _current
 
 
-def _forget(keeper: SandboxServer) -> None:
+def _forget(server: SandboxServer) -> None:
     global _current
     with _lock:
-        if _current is keeper:
+        if _current is server:
             _current = None
-            keeper.close()
+            server.close()
 
 
 def close_server() -> None:
-    """End the keeper of this process, if there is one. The next sandbox starts another."""
+    """End the sandbox server of this process, if there is one. The next sandbox starts another."""
     global _current
     with _lock:
-        keeper, _current = _current, None
-    if keeper is not None:
-        keeper.close()
+        server, _current = _current, None
+    if server is not None:
+        server.close()
 
 
 def _after_fork() -> None:
-    """In a forked child: the keeper is our parent's. Only our copy of its socket is closed."""
+    """In a forked child: the sandbox server is our parent's. Only our copy of its socket is closed."""
     global _current, _lock
     _lock = threading.Lock()
     if _current is not None:
@@ -247,7 +252,7 @@ _GRACE_S = 10.0
 class Watched:
     """One program under watch."""
 
-    born: SandboxProcess
+    sandboxed: SandboxProcess
     stdin: memoryview
     feed: int | None
     """Write end of its stdin."""
@@ -272,7 +277,7 @@ class Watched:
         if self.killed is None and not self.gone:
             self.killed = why
             self.deadline = time.monotonic() + _GRACE_S
-            self.born.kill()
+            self.sandboxed.kill()
 
     def check(self, now: float) -> None:
         """Deadline and memory."""
@@ -282,13 +287,13 @@ class Watched:
             self.kill("deadline")
         elif self.killed is None and not self.gone and now >= self.weighed_at + _WEIGH_S:
             self.weighed_at = now
-            inside = self.born.members()
+            inside = self.sandboxed.members()
             if inside and excess_mb(inside, self.memory_mb, 0) is not None:
                 self.kill("memory")
 
     def close(self) -> None:
         """Give every descriptor back."""
-        self.born.close()
+        self.sandboxed.close()
         for descriptor in [*self.outputs, *([] if self.feed is None else [self.feed])]:
             os.close(descriptor)
 
@@ -320,9 +325,9 @@ def _pause(watched: Sequence[Watched]) -> float:
 
 
 def _register(selector: selectors.BaseSelector, each: Watched) -> None:
-    each.born.link.setblocking(False)
-    selector.register(each.born.link, selectors.EVENT_READ, (each, _on_report))
-    selector.register(each.born.pidfd, selectors.EVENT_READ, (each, _on_exit))
+    each.sandboxed.link.setblocking(False)
+    selector.register(each.sandboxed.link, selectors.EVENT_READ, (each, _on_report))
+    selector.register(each.sandboxed.pidfd, selectors.EVENT_READ, (each, _on_exit))
     for output in each.outputs:
         selector.register(output, selectors.EVENT_READ, (each, _read))
     if each.feed is not None:
@@ -331,7 +336,7 @@ def _register(selector: selectors.BaseSelector, each: Watched) -> None:
 
 def _on_report(selector: selectors.BaseSelector, each: Watched, descriptor: int) -> None:
     """What init reports; its first word is the ending."""
-    said = each.reports.read(each.born.link)
+    said = each.reports.read(each.sandboxed.link)
     if each.reports.ended and descriptor in selector.get_map():
         selector.unregister(descriptor)
     each.report = each.report or next(iter(said), None)  # none: that is said later
@@ -343,9 +348,9 @@ def _on_exit(selector: selectors.BaseSelector, each: Watched, descriptor: int) -
     Their end is not waited for. Another thread of ours may have forked meanwhile, and its child holds copies.
     """
     selector.unregister(descriptor)
-    _on_report(selector, each, each.born.link.fileno())
-    each.report = each.report or each.born.last_word()
-    each.born.kill()
+    _on_report(selector, each, each.sandboxed.link.fileno())
+    each.report = each.report or each.sandboxed.last_word()
+    each.sandboxed.kill()
     _stop_feeding(selector, each)
     for output in list(each.outputs):
         with contextlib.suppress(BlockingIOError):

@@ -8,7 +8,7 @@ Never      runs anything without walls, unless the caller spelled out `allow_uns
 
     python -m surefoot.sandbox         what this host can contain
 
-Read next: `sandbox_keeper.py`, where sandboxes are born; `code_tests.py`, which grades code with them.
+Read next: `server.py`, which starts sandboxes; `code_tests.py`, which grades code with them.
 """
 
 from __future__ import annotations
@@ -157,14 +157,16 @@ class Sandbox:
         head, contents = self._request(argv, files, limits)
         with _Streams(silent) as streams:
             theirs = [*streams.theirs, *([] if link is None else [link.fileno()])]
-            born = self._spawn(head, contents, theirs)
+            sandboxed = self._spawn(head, contents, theirs)
             feed, outputs = streams.keep()
         deadline = time.monotonic() + limits.wall_s
-        watched = Watched(born, memoryview(stdin), feed, outputs, deadline, limits.memory_mb, limits.output_bytes)
+        watched = Watched(sandboxed, memoryview(stdin), feed, outputs, deadline, limits.memory_mb, limits.output_bytes)
         if not self.unsafe:
             body = b"".join(contents.values())
             with contextlib.suppress(OSError):  # init has ended; its report, or the lack of one, says why
-                born.link.sendall(pack(json.dumps({**head, "landlock": born.landlock}).encode() + b"\n" + body))
+                sandboxed.link.sendall(
+                    pack(json.dumps({**head, "landlock": sandboxed.landlock}).encode() + b"\n" + body)
+                )
         return watched
 
     def _spawn(self, head: Mapping[str, Any], contents: Mapping[str, bytes], streams: Sequence[int]) -> SandboxProcess:

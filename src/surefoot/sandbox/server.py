@@ -102,7 +102,7 @@ class EgressCounter:
 
 
 # -- The first process of a sandbox: builds its world, gives up its rights, starts the program, reports how it ended
-# keeper --clone--> init (pid 1 of its own namespace) --fork--> the program
+# sandbox server --clone--> init (pid 1 of its own namespace) --fork--> the program
 # |  reads one request, reports one ending on the caller's socket; before it, where the
 # |  request asks for that, how often the program tried to reach the network
 #
@@ -120,20 +120,20 @@ _STACK = 8 * _MIB
 
 
 def run_init(
-    link: socket.socket, streams: list[int], filters: Mapping[str, bytes], *, keeper: int, switch_user: bool
+    link: socket.socket, streams: list[int], filters: Mapping[str, bytes], *, server: int, switch_user: bool
 ) -> NoReturn:
     """Be pid 1: everything from the request to the end of the program.
 
     Args:
         streams: what the program has as descriptors 0, 1, 2 and so on.
         filters: the calls that it may not make, by name of the filter.
-        keeper: pidfd of the process that we end with.
+        server: pidfd of the process that we end with.
         switch_user: whether this process is root within its namespace and becomes somebody else.
     """
     try:
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        link = _place(streams, link, keeper)
+        link = _place(streams, link, server)
         request = _read_request(link)
         if request is not None:
             if request.get("listen"):
@@ -170,8 +170,8 @@ def _hand_out(link: socket.socket, listener: socket.socket) -> None:
         socket.send_fds(link, [pack(json.dumps({"listening": True}).encode())], [listener.fileno()])
 
 
-def _prepare(request: Mapping[str, Any], keeper: int, switch_user: bool) -> None:
-    """Close every door that can be closed before the program is born."""
+def _prepare(request: Mapping[str, Any], server: int, switch_user: bool) -> None:
+    """Close every door that can be closed before the program starts."""
     walls.set_host_name("sandbox")
     writable = request.get("writable", [])
     walls.build(request["views"], request["scratch_mb"], NOBODY, writable)
@@ -183,9 +183,9 @@ def _prepare(request: Mapping[str, Any], keeper: int, switch_user: bool) -> None
         os.setresuid(NOBODY, NOBODY, NOBODY)
     walls.drop_privileges()
     walls.die_with_parent()
-    if select.select([keeper], [], [], 0)[0]:  # it went before we asked to go with it, so nobody will tell us
+    if select.select([server], [], [], 0)[0]:  # it went before we asked to go with it, so nobody will tell us
         os._exit(0)
-    os.close(keeper)
+    os.close(server)
     walls.hide_from_siblings()
     walls.write_files(request["files"])
     network = request.get("filter") == walls.NETWORK
@@ -197,7 +197,7 @@ def _prepare(request: Mapping[str, Any], keeper: int, switch_user: bool) -> None
 def _run(
     request: Mapping[str, Any], streams: int, filters: Mapping[str, bytes], link: socket.socket
 ) -> dict[str, Any]:  # fmt: skip
-    """Start the program and stay until it has ended, or the caller has gone; bury whoever else ends meanwhile."""
+    """Start the program and stay until it has ended, or the caller has gone; reap whatever else ends meanwhile."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
@@ -258,9 +258,9 @@ def _become(
         os._exit(0)
 
 
-def _place(streams: list[int], link: socket.socket, keeper: int) -> socket.socket:
-    """The streams become 0, 1, 2 and so on; link and keeper (they end with exec) come after them, the rest closes."""
-    wanted = [*streams, link.fileno(), keeper]
+def _place(streams: list[int], link: socket.socket, server: int) -> socket.socket:
+    """The streams become 0, 1, 2 and so on; link and server (they end with exec) come after them, the rest closes."""
+    wanted = [*streams, link.fileno(), server]
     above = max(*wanted, len(wanted)) + 1
     for place, descriptor in enumerate(wanted):  # first out of each other's way
         os.dup2(descriptor, above + place)
@@ -308,7 +308,7 @@ def _report(link: socket.socket, message: Mapping[str, Any]) -> None:
 # A trainer holds gigabytes and runs many threads: neither may be copied for every little program. This process is
 # single-threaded, a few megabytes, started once, and knows nothing: no environment, no secrets, no open files.
 #
-# caller --4 or more descriptors--> keeper --clone--> init of a sandbox
+# caller --4 or more descriptors--> sandbox server --clone--> init of a sandbox
 # caller <==== pid and pidfd of init, on the first of those descriptors ====
 #
 # Owns       the births, and the map of user ids (which only somebody outside the new namespace may write).
@@ -322,7 +322,7 @@ _LOOK_UP_S = 2.0
 
 def serve(control: socket.socket, parent: int) -> None:
     """Give birth on request until the caller closes its end, or is no longer our parent."""
-    mother = _Spawner()
+    spawner = _Spawner()
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     with contextlib.suppress(OSError):  # a fork of the caller may hold the other end open after the caller is gone
@@ -336,7 +336,7 @@ def serve(control: socket.socket, parent: int) -> None:
         try:
             if len(descriptors) >= LEAST_STREAMS:  # fewer: we ran out of them, and the caller hears its link close
                 link = socket.socket(fileno=os.dup(descriptors[0]))
-                mother.spawn(link, descriptors[1:], network=data == walls.ORDER_WITH_NETWORK)
+                spawner.spawn(link, descriptors[1:], network=data == walls.ORDER_WITH_NETWORK)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -364,7 +364,7 @@ class _Spawner:
             try:
                 pid = walls.clone(self.flags & ~walls.NEW_NAMESPACES["net"] if network else self.flags)
                 if pid == 0:
-                    run_init(link, streams, self.filters, keeper=self.own, switch_user=self.switch_user)
+                    run_init(link, streams, self.filters, server=self.own, switch_user=self.switch_user)
                 self._map_ids(pid)
                 _write(pid, "oom_score_adj", "1000")  # when memory runs out, these go first
                 pidfd = os.pidfd_open(pid)

@@ -34,8 +34,8 @@ _NUMBERS = {  # what glibc wraps badly or not at all: (x86_64, aarch64)
     "close_range": (436, 436),
 }  # fmt: skip
 MACHINES = ("x86_64", "aarch64")
-ORDER, ORDER_WITH_NETWORK = b"bear", b"bear with network"
-"""What a caller says to the keeper: a sandbox with all new namespaces, or with all but the network's."""
+ORDER, ORDER_WITH_NETWORK = b"spawn", b"spawn with network"
+"""What a caller says to the sandbox server: a sandbox with all new namespaces, or with all but the network's."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_lock = ctypes.PyDLL(None, use_errno=True)

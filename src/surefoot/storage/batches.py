@@ -172,7 +172,7 @@ class BatchLog:
         self._kept: dict[int, JournaledBatch] = {}
         self._delivered: dict[Visit, RecordLocation] = {}
         """Groups that no batch has yet."""
-        self._seats: dict[Visit, BatchPosition] = {}
+        self._positions: dict[Visit, BatchPosition] = {}
         """Of those, the ones whose batch is known."""
         self._lock = threading.RLock()
         found = sorted(int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name)))
@@ -209,7 +209,7 @@ class BatchLog:
             failpoint("batches.after_append")
             self.release(list(groups))  # a later delivery counts, and counts as later
             self._delivered.update((item, RecordLocation(segment, n)) for item, n in zip(groups, numbers, strict=True))
-            self._seats.update((item, seats[item]) for item in groups if item in seats)
+            self._positions.update((item, seats[item]) for item in groups if item in seats)
 
     def compose(self, step: int, items: Sequence[Visit]) -> None:
         """Keep the batch that begins at `step`, made of groups that were delivered; durable when this returns."""
@@ -244,14 +244,14 @@ class BatchLog:
     def seated(self, step: int) -> dict[int, Visit]:
         """Whose groups are on the disk for the batch of `step`, by position, while that batch is not composed."""
         with self._lock:
-            return {seat.position: item for item, seat in self._seats.items() if seat.step == step}
+            return {seat.position: item for item, seat in self._positions.items() if seat.step == step}
 
     def release(self, items: Sequence[Visit]) -> None:
         """No batch will be composed of these groups any more: they are part of one, too old, or given up."""
         with self._lock:
             for item in items:
                 self._delivered.pop(item, None)
-                self._seats.pop(item, None)
+                self._positions.pop(item, None)
 
     def give_up(self, items: Sequence[Visit]) -> None:
         """Delivered groups that are to be played again: a resume does not find them. Durable when this returns."""
@@ -375,7 +375,7 @@ class BatchLog:
         self.release([item])
         self._delivered[item] = RecordLocation(number, entry)
         if "seat" in record:
-            self._seats[item] = _seat(record["seat"])
+            self._positions[item] = _position(record["seat"])
 
     def _read_batch(self, number: int, entry: int, record: Mapping[str, Any], before: list[tuple[int, str]]) -> None:
         step, items = record["step"], tuple(read_visit(row) for row in record["items"])
@@ -425,7 +425,7 @@ def _place(row: object) -> RecordLocation:
             )
 
 
-def _seat(row: object) -> BatchPosition:
+def _position(row: object) -> BatchPosition:
     match row:
         case [step, position]:
             return BatchPosition(count(step), count(position))

@@ -240,7 +240,7 @@ class RunFolder:
         return swept
 
     def remove_verdict(self) -> None:
-        """Take away what an earlier life of a resumed run was told: it is not over."""
+        """Take away the verdict from before the resume: the run is not over."""
         try:
             self.verdict.unlink(missing_ok=True)
             sync_folder(self.root)

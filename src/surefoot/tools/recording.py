@@ -9,7 +9,6 @@ Read next: `recording.py`, which chooses the recording.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 from surefoot.errors import ConfigError, StateError, ToolError, ToolFailedError
 from surefoot.protocols import ToolAnswer, Toolbox, Toolkit, ToolSpec
 from surefoot.records import Task
+from surefoot.system.hashing import sha256_of
 from surefoot.tools.recording_file import RecordingFile, RecordPlace
 
 DRIFT = "cassette_drift"
@@ -367,7 +367,7 @@ def _header(inner: Toolkit) -> dict[str, Any]:
     # A schema as text: the order of its words is part of what the model is shown.
     specs = [[spec.name, spec.description, json.dumps(dict(spec.parameters))] for spec in inner.specs]
     routes = {kind: list(names) for kind, names in getattr(inner, "routes", {}).items()}
-    digest = hashlib.sha256(json.dumps([specs, routes], sort_keys=True).encode()).hexdigest()
+    digest = sha256_of(json.dumps([specs, routes], sort_keys=True))
     return {"specs": specs, "routes": routes, "sha256": digest}
 
 

@@ -1,9 +1,9 @@
 """The arguments of a call against the schema of a Python tool.
 
-Owns       the few words of JSON schema that `function_schema` and `gym_world` write, `nullable` among them.
+Owns       the few words of JSON schema that `function_schema` and `environments` write, `nullable` among them.
 Promises   None, or one sentence that says which argument is wrong and what it should be; an argument that the tool does
            not have is wrong; 3.0 is not a whole number and true is not 1.
-Never      needs a package: servers bring schemas of their own, and those are `tool_schema.py`'s.
+Never      needs a package: servers bring schemas of their own, and those are checked in the second half of this file.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ class ToolEnvironment:
         return tools_of(task, getattr(self.toolkit, "routes", {}))
 
     def failed(self, error: ToolFailedError) -> None:
-        """Remember why a rollout was lost, for whoever has to mend it."""
+        """Remember why a rollout was lost, for whoever has to repair it."""
         count, story = self._failures.get(error.reason, (0, f"{error.what}\nfix: {error.fix}"))
         self._failures[error.reason] = (count + 1, story)
 

@@ -4,7 +4,7 @@ Owns       the recipe, which travels to the processes that play rollouts, and th
 Promises   a name that two sources offer is refused; what was opened is closed when opening the next one fails; in a
            replay nothing real is started.
 
-Read next: `tools/mcp/toolkit.py`, `python_tools.py`, `trl_environment.py`, `cassette.py`: the sources.
+Read next: `tools/mcp/toolkit.py`, `python/environments.py`, `python/foreign.py`, `recording.py`: the sources.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.errors import ToolError
+from surefoot.config.own_code import OwnCode, load_own, own_object
+from surefoot.errors import InputError, ToolError
 from surefoot.protocols import ToolAnswer, Toolbox, Toolkit, ToolSpec
 from surefoot.records import Task
 from surefoot.system.hashing import sha256_of
@@ -124,7 +125,38 @@ class ToolkitSpec:
             return None
         from surefoot.tools.python.environments import environment_toolkit
 
-        return environment_toolkit(_loaded(self.environment))
+        own = self._own_environment()
+        try:
+            return environment_toolkit(own.thing)
+        except InputError as error:
+            raise own.raised(error, "when its tools were listed") from error
+
+    def _own_environment(self) -> OwnCode:
+        """The environment and where its code stands; a class or function from Python knows its file itself."""
+        if isinstance(self.environment, str):
+            return load_own("tools.environment", self.environment)
+        return own_object("tools.environment", self.environment)
+
+    def try_environment(self, task: Task) -> None:
+        """Reset an environment of the user's own for one task and ask for its reward, before anything is sampled.
+
+        Raises:
+            ExtensionError: it cannot be reset, or what it gives is no text or no number.
+        """
+        if self.environment is None or self.mode != "live":
+            return
+        own, toolkit = self._own_environment(), self._from_environment(None)
+        assert toolkit is not None, "there is an environment"
+        try:
+            box = toolkit.open(task, "check/0", 0)
+            try:
+                box.reward()
+            finally:
+                box.close()
+        except InputError as error:
+            raise own.raised(error, f"for task {task.id}") from error
+        finally:
+            toolkit.close()
 
 
 def _loaded(source: Any) -> Any:
@@ -172,12 +204,12 @@ class JoinedToolkit:
     def open(self, task: Task, rollout: str, seed: int) -> Toolbox:
         """A toolbox of each source."""
         with ExitStack() as stack:
-            boxes: list[Toolbox] = []
+            toolboxes: list[Toolbox] = []
             for part in self.parts:
-                boxes.append(part.open(task, rollout, seed))
-                stack.callback(boxes[-1].close)
+                toolboxes.append(part.open(task, rollout, seed))
+                stack.callback(toolboxes[-1].close)
             stack.pop_all()
-        return _JoinedToolbox(boxes, self._home)
+        return _JoinedToolbox(toolboxes, self._home)
 
     def close(self) -> None:
         """Close every source, the last one first, whatever the others do."""
@@ -189,21 +221,21 @@ class JoinedToolkit:
 class _JoinedToolbox:
     """One rollout's toolboxes of all sources."""
 
-    def __init__(self, boxes: Sequence[Toolbox], home: Mapping[str, int]) -> None:
-        self._boxes, self._home = boxes, home
-        openings = [box.opening for box in boxes if box.opening]
+    def __init__(self, toolboxes: Sequence[Toolbox], home: Mapping[str, int]) -> None:
+        self._toolboxes, self._home = toolboxes, home
+        openings = [box.opening for box in toolboxes if box.opening]
         self.opening: str | None = "".join(openings) or None
 
     def call(self, name: str, arguments: Mapping[str, Any], deadline_s: float) -> ToolAnswer:
-        return self._boxes[self._home[name]].call(name, arguments, deadline_s)
+        return self._toolboxes[self._home[name]].call(name, arguments, deadline_s)
 
     def reward(self) -> float | None:
-        given = [reward for box in self._boxes if (reward := box.reward()) is not None]
+        given = [reward for box in self._toolboxes if (reward := box.reward()) is not None]
         return sum(given) if given else None
 
     def close(self) -> None:
         with ExitStack() as stack:
-            for box in self._boxes:
+            for box in self._toolboxes:
                 stack.callback(box.close)
 
 

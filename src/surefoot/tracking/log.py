@@ -1,4 +1,4 @@
-"""`metrics.jsonl`, written and read by one file.
+"""`metrics.jsonl`, written; `surefoot_harness.metrics_file` reads it, and so does who judges a run from outside.
 
 Owns       the format: one flat JSON object per line, `step` first, every other value a finite number.
 Promises   a value that is None, NaN, infinite, a bool or text is refused, never turned into 0; each step is
@@ -14,21 +14,16 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from surefoot.errors import NumericsError, StateError, StorageError
-from surefoot.system.files import APPEND, TooLongError, bounded_lines, open_plain, plain_descriptor
-from surefoot.system.json import parse
+from surefoot.system.files import APPEND, plain_descriptor
 from surefoot.tracking.metrics import lookup
+from surefoot_harness.metrics_file import EVALUATION, LINE_BYTES, Row, kind_of, lines_of, parse_row, read_metrics
 
-Row = dict[str, float]
-EVALUATION = ("eval_", "eval/")
-"""How names of evaluations begin: of held-out tasks, and of one evaluation set."""
-LINE_BYTES = 1 << 20
-"""No line is longer: one of a hundred evaluation sets and fifty tools has a tenth of it."""
+__all__ = ["EVALUATION", "LINE_BYTES", "MetricsLog", "Row", "kind_of", "metrics_until", "read_metrics"]
 
 
 class MetricsLog:
@@ -96,11 +91,6 @@ class MetricsLog:
         )
 
 
-def kind_of(metrics: Mapping[str, Any]) -> str:
-    """`eval` for a line with any name of an evaluation, `eval_*` or `eval/*`, else `train`."""
-    return "eval" if any(name.startswith(EVALUATION) for name in metrics) else "train"
-
-
 def _checked(step: int, name: str, value: object) -> float:
     if name == "step" or lookup(name) is None:
         raise StateError(
@@ -117,16 +107,6 @@ def _checked(step: int, name: str, value: object) -> float:
     return value
 
 
-def read_metrics(path: Path) -> list[Row]:
-    """Every line of a `metrics.jsonl`, in order; anything torn or odd is a `StateError` with its line number."""
-    rows: list[Row] = []
-    for line in _lines(path, "no numbers, no judgement"):
-        if not line.endswith(b"\n"):
-            raise _corrupt(path, len(rows) + 1, "the line is torn (no newline at its end)")
-        rows.append(_parse(path, len(rows) + 1, line))
-    return rows
-
-
 def metrics_until(path: Path, *, train: int, evaluation: int) -> tuple[bytes | None, int]:
     """The lines of a `metrics.jsonl` up to a step, as they are, and how many bytes of a torn last line were left out.
 
@@ -140,44 +120,9 @@ def metrics_until(path: Path, *, train: int, evaluation: int) -> tuple[bytes | N
         return None, 0
     last = {"train": train, "eval": evaluation}
     kept: list[bytes] = []
-    for number, line in enumerate(_lines(path, "a resume keeps the numbers so far"), 1):
+    for number, line in enumerate(lines_of(path, "a resume keeps the numbers so far"), 1):
         if not line.endswith(b"\n"):
             return b"".join(kept), len(line)
-        row = _parse(path, number, line)
+        row = parse_row(path, number, line)
         kept += [line] if row["step"] <= last[kind_of(row)] else []
     return b"".join(kept), 0
-
-
-def _lines(path: Path, why: str) -> Iterator[bytes]:
-    """Each line with its newline; a link, a pipe or a line without end is a `StateError`."""
-    number = 0
-    try:
-        with open_plain(path) as file:
-            for line in bounded_lines(file, LINE_BYTES):
-                number += 1
-                yield line
-    except TooLongError as error:
-        raise _corrupt(path, number + 1, str(error.strerror)) from error
-    except OSError as error:
-        raise StateError(f"{path} cannot be read: {error.strerror}", why, "check the run folder") from error
-
-
-def _parse(path: Path, number: int, data: bytes) -> Row:
-    try:
-        row = parse(data[:-1].decode("utf-8"))
-    except ValueError as error:
-        raise _corrupt(path, number, str(error)) from error
-    if not isinstance(row, dict) or next(iter(row), None) != "step":
-        raise _corrupt(path, number, "not an object that begins with step")
-    for name, value in row.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise _corrupt(path, number, f"{name} is not a finite number")
-    if not isinstance(row["step"], int) or row["step"] < 0:
-        raise _corrupt(path, number, "step is not a whole number from 0")
-    return row
-
-
-def _corrupt(path: Path, number: int, why: str) -> StateError:
-    return StateError(
-        f"{path.name}:{number}: {why}", "a judgement over damaged numbers is no judgement", "restore or rerun"
-    )

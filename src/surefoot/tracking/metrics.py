@@ -46,6 +46,7 @@ datasets/{}/clipped_ratio | share | mean | down | share of its completions cut b
 datasets/{}/trained_rows | rows | sum | steady | samples of it that were scored and carried loss
 frac_reward_zero_std | share | mean | down | share of groups whose rewards are all equal: no gradient comes from them
 loss | loss | last | none | the step's loss, penalty and channels included; its level says little by itself
+loss/{} | per token | mean | none | a sum that the loss type declares under that word, by tokens that were scored
 policy_loss | loss | last | none | the loss without the KL penalty
 sdpo/loss | nats/token | last | down | divergence from the policy that was shown a better sibling, before its weight
 sdpo/live_fraction | share | mean | steady | share of samples that had such a teacher

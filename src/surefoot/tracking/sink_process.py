@@ -177,7 +177,7 @@ class Reports:
 def _serve(lines: Iterator[bytes], reports: Reports) -> int:
     """Open the sink as the first line says, then one row per line until the one that is empty."""
     setup = json.loads(next(lines))
-    _obey_only(setup["driver"])
+    _end_only_with(setup["driver"])
     folder = Path(setup["folder"])
     log = _keep_what_is_printed(folder / "logs" / f"{setup['sink']}.log")
     sinks: list[Sink] = []
@@ -203,7 +203,7 @@ def _own_descriptors() -> tuple[int, int]:
     return rows, reports
 
 
-def _obey_only(driver: int) -> None:
+def _end_only_with(driver: int) -> None:
     """End with the driver, and with nothing else."""
     die_with_parent(driver)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):

@@ -67,7 +67,7 @@ class SinkLink:
         """The process has said its last word."""
         self._queue: deque[bytes] = deque()
         self._under_way = memoryview(b"")
-        self._heard = b""
+        self._unread = b""
         self._pipes: list[int] = []
         self._process = self._start()
         self._queue.append(_line(dict(setup) | {"sink": name, "driver": os.getpid()}))
@@ -156,7 +156,7 @@ class SinkLink:
             return
         except OSError:
             piece = b""
-        *lines, self._heard = (self._heard + piece).split(b"\n")
+        *lines, self._unread = (self._unread + piece).split(b"\n")
         if lines:
             self._take(lines[-1])  # counts only grow: the last line says it all
         if not piece and not self.done:

@@ -89,7 +89,7 @@ class StatusBoard:
         self._facts = self._facts | {"step": step} | told | self._pace()  # one assignment: readers see all or nothing
 
     def resumed(self, step: int, seconds_before: float) -> None:
-        """The run goes on from this step, which earlier lives of it took so long to reach."""
+        """The run goes on from this step, which took so long before the resume."""
         self.step(step, {})
         self._facts = self._facts | {"seconds_before": seconds_before}
 
@@ -101,7 +101,7 @@ class StatusBoard:
 
     @contextmanager
     def asking(self, source: Callable[[], Facts]) -> Iterator[None]:
-        """Inside this, `source` is asked too, such as a fleet's `status`; what it says goes over what steps said."""
+        """Inside this, `source` is asked too, such as a pool's `status`; what it says goes over what steps said."""
         self._sources.append(source)
         try:
             yield

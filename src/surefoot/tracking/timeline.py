@@ -30,7 +30,7 @@ from surefoot.tracking.whole_file import replace_file
 FILE = "timeline.jsonl"
 KEEP_STEPS = 16
 MAX_SPANS = 1000
-"""Per step; a step of a large fleet has more groups than anybody can look at."""
+"""Per step; a step of many replicas has more groups than anybody can look at."""
 MAX_OF_TRACK = 64
 OWN_TRACKS = frozenset({"loop", "learner", "the learner", "sync"})
 """The few that every step has: a crowd of workers does not crowd them out."""
@@ -166,12 +166,12 @@ class Timeline:
     @contextmanager
     def listening(self) -> Iterator[Timeline]:
         """From here on, and until the end of the block, the module's `span` and `add` speak to this one."""
-        global _listener
-        before, _listener = _listener, self
+        global _current
+        before, _current = _current, self
         try:
             yield self
         finally:
-            _listener = before
+            _current = before
             self.close()
 
     def _kept(self) -> list[Window]:
@@ -179,19 +179,19 @@ class Timeline:
         return last if slowest is None or any(window is slowest for window in last) else [slowest, *last]
 
 
-_listener: Timeline | None = None
+_current: Timeline | None = None
 _SILENCE: AbstractContextManager[None] = nullcontext()
 
 
 def span(name: str, *, track: str = "loop") -> AbstractContextManager[None]:
     """A span of the timeline that listens; nothing at all when none does."""
-    return _SILENCE if _listener is None else _listener.span(name, track=track)
+    return _SILENCE if _current is None else _current.span(name, track=track)
 
 
 def add(name: str, track: str, start: float, end: float) -> None:
     """A finished span, for the timeline that listens; moments of `time.monotonic`."""
-    if _listener is not None:
-        _listener.add(name, track, start, end)
+    if _current is not None:
+        _current.add(name, track, start, end)
 
 
 def read_timeline(data: bytes) -> tuple[list[Window], int]:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import figure_rows
 import pytest
+from benchmark_scripts import benchmark
 from reliability_table import PROMISES
 
-FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
-if str(FOLDER) not in sys.path:
-    sys.path.append(str(FOLDER))  # scripts beside one another, not a package: the way they are run
-keeping: Any = importlib.import_module("keeping")
+keeping: Any = benchmark("keeping")
 
 
 def lines(steps: int, save_steps: int, save_s: float) -> list[dict[str, float]]:

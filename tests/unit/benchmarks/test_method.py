@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import os
@@ -13,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_scripts import FOLDER, benchmark
 
-FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
-if str(FOLDER) not in sys.path:
-    sys.path.append(str(FOLDER))  # scripts beside one another, not a package: the way they are run
-load: Any = importlib.import_module("load")
-method: Any = importlib.import_module("method")
-report: Any = importlib.import_module("report")
-sides: Any = importlib.import_module("sides")
+load: Any = benchmark("load")
+method: Any = benchmark("method")
+report: Any = benchmark("report")
+sides: Any = benchmark("sides")
 
 
 class Probe:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import random
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_scripts import benchmark
 
-FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
-if str(FOLDER) not in sys.path:
-    sys.path.append(str(FOLDER))  # scripts beside one another, not a package: the way they are run
-kit: Any = importlib.import_module("stream_kit")
+kit: Any = benchmark("stream_kit")
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_every_step_equals_a_plain_forward_in_rows_of_unequal_length(
     rows = [11, 0, 6]
     texts = [list(prompt) for prompt in PROMPTS]
     for row, prompt in zip(rows, PROMPTS, strict=True):
-        decoder.seat([row], decoder.prefill(prompt)[0])
+        decoder.fill_rows([row], decoder.prefill(prompt)[0])
     for step in range(30):  # the longest row crosses from a width of 64 to 96
         tokens, positions = torch.zeros(16, dtype=torch.long), torch.zeros(16, dtype=torch.long)
         for n, row in enumerate(rows):
@@ -60,7 +60,7 @@ def test_the_width_is_rounded_up_and_never_below_what_was_asked(make_net: Any) -
 def test_siblings_are_seated_with_one_copy_each(make_net: Any) -> None:
     decoder = loaded(make_net())
     kv, _ = decoder.prefill(PROMPTS[0])
-    decoder.seat([2, 9], kv)
+    decoder.fill_rows([2, 9], kv)
     length = len(PROMPTS[0])
     assert torch.equal(decoder.cache[:, :, 2, :, :length], kv)
     assert torch.equal(decoder.cache[:, :, 9, :, :length], kv)

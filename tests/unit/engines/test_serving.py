@@ -192,7 +192,7 @@ def test_weights_change_between_two_tokens_and_both_versions_are_on_the_record(
 def test_planted_old_keys_and_values_under_new_weights_are_noticed(
     serve: Any, make_net: Any, full_logits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EmbeddedEngine, "_seat_again", lambda self: None)
+    monkeypatch.setattr(EmbeddedEngine, "_prefill_again", lambda self: None)
     with pytest.raises(AssertionError, match="<"):
         test_weights_change_between_two_tokens_and_both_versions_are_on_the_record(serve, make_net, full_logits)
 

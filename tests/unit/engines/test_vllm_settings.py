@@ -395,7 +395,7 @@ def test_weights_are_prepared_then_committed_and_nothing_changes_in_between(made
     assert sums.keys() == {"w"}
     assert torch.equal(core.loaded["w"], torch.ones(2))
     assert engine.generate([ask()])[0].version == 1
-    assert engine.commit(2) == sums == engine.readback()
+    assert engine.commit(2) == sums == engine.between_tokens(lambda inner: inner.read_back())
     assert engine.generate([ask()])[0].version == 2
     with pytest.raises(EngineError, match="prepared was nothing"):
         engine.commit(2)

@@ -117,7 +117,7 @@ def test_rows_are_wiped_once_after_a_load_and_only_when_somebody_sits_down(make_
     decoder: Decoder = engine.decoder
     decoder.cache.fill_(float("nan"))
     engine.load_weights(dict(net.named_parameters()), 1)
-    decoder.seat([0], torch.zeros_like(decoder.cache[:, :, 0, :, :2]))
+    decoder.fill_rows([0], torch.zeros_like(decoder.cache[:, :, 0, :, :2]))
     assert bool(decoder.cache[:, :, 0].isfinite().all())
     assert bool(decoder.cache[:, :, 1:].isnan().all()), "a load must not wipe rollouts that go on"
 

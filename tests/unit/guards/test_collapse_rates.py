@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from benchmark_scripts import benchmark
 
 from surefoot.guards import collapse_rules
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.guards.collapse_rules import expected_rates
 
-FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
-if str(FOLDER) not in sys.path:
-    sys.path.append(str(FOLDER))  # scripts beside one another, not a package: the way they are run
-shapes: Any = importlib.import_module("guard_shapes")
-bench: Any = importlib.import_module("guard_rates")
-peers: Any = importlib.import_module("guard_peers")
+shapes: Any = benchmark("guard_shapes")
+bench: Any = benchmark("guard_rates")
+peers: Any = benchmark("guard_peers")
 
 RUNS = 50  # of each kind
 

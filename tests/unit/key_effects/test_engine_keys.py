@@ -16,6 +16,7 @@ from surefoot.engines.vllm_core import VllmSettings, engine_fields
 from surefoot.errors import ConfigError
 from surefoot.learner.model import Policy, load_policy
 from surefoot.run.build import engine_spec
+from surefoot.run.model import learner_settings
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,20 @@ def server() -> Iterator[tuple[str, list[str]]]:
     yield f"http://127.0.0.1:{http.server_port}/v1", asked
     http.shutdown()
     http.server_close()
+
+
+@pytest.mark.config_key("cuda_kernels")
+@pytest.mark.parametrize("key", [True, False])
+def test_the_key_reaches_engine_and_learner(
+    key: bool, configure: Any, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(cuda_kernels=key).config
+    asked: list[bool] = []
+    monkeypatch.setattr("surefoot.engines.graphs.embedded_engine", lambda *_, graphs, **__: asked.append(graphs))
+    monkeypatch.setattr("surefoot.engines.serving.EngineLoop", lambda engine, **_: engine)
+    engine_spec(config, policy, 64).build()
+    assert asked == [key]
+    assert learner_settings(config, 0).cuda_kernels == key
 
 
 @pytest.mark.config_key("engine.kind")

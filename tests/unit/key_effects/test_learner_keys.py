@@ -76,11 +76,6 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def net(make_net: Any) -> Any:
-    return make_net()
-
-
-@pytest.fixture(scope="module")
 def samples(net: Any, sampled_groups: Any) -> list[TrainSample]:
     drawn: list[TrainSample] = sampled_groups(net, REWARDS)
     assert {s.finish_reason for s in drawn} == {"stop", "length"}, "both endings are needed to tell the keys apart"

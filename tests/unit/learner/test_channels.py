@@ -134,11 +134,6 @@ def plain_replay(start: Any) -> Callable[[Any], Tensor]:
 
 
 @pytest.fixture(scope="module")
-def net(make_net: Any) -> Any:
-    return make_net()
-
-
-@pytest.fixture(scope="module")
 def samples(net: Any, sampled_groups: Any) -> list[TrainSample]:
     drawn: list[TrainSample] = sampled_groups(net, REWARDS)
     return drawn

@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from learner_kit import SampleGroups, counted_rows, make, parameters, same
 from torch import Tensor
 
 from surefoot.errors import InvariantError
-from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.grpo import GRPOLearner
 from surefoot.maths.losses import LossSettings
 from surefoot.records import TrainSample
 
@@ -28,16 +29,6 @@ LOSSES = [
 IDS = [
     f"{s.loss_type}{'-seq' * (s.level == 'sequence')}{'-kl' * (s.beta > 0)}{'-is' * bool(s.correction)}" for s in LOSSES
 ]
-
-Sample = Callable[..., list[TrainSample]]
-
-
-def make(net: Any, loss: LossSettings | None = None, **changes: Any) -> GRPOLearner:
-    settings = LearnerSettings(
-        loss=loss or LossSettings(), learning_rate=1e-2, max_steps=10, max_completion_length=9, temperature=1.0,
-        pad_token_id=0,
-    )  # fmt: skip
-    return GRPOLearner(copy.deepcopy(net), dataclasses.replace(settings, **changes))
 
 
 def gradient(learner: GRPOLearner, samples: Sequence[TrainSample], iteration: int = 0) -> dict[str, Tensor]:
@@ -54,14 +45,6 @@ def gradient(learner: GRPOLearner, samples: Sequence[TrainSample], iteration: in
     return seen
 
 
-def parameters(learner: GRPOLearner) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in learner.net.named_parameters()}
-
-
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
 def close(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
     assert first.keys() == second.keys()
     assert max(float(g.abs().max()) for g in first.values()) > 1e-4, "a gradient of zero compares nothing"
@@ -74,7 +57,9 @@ def close(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
 
 @pytest.mark.config_key("microbatch_size")
 @pytest.mark.parametrize("loss", LOSSES, ids=IDS)
-def test_the_gradient_does_not_depend_on_the_cut(loss: LossSettings, make_net: Any, sampled_groups: Sample) -> None:
+def test_the_gradient_does_not_depend_on_the_cut(
+    loss: LossSettings, make_net: Any, sampled_groups: SampleGroups
+) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS)
     whole = gradient(make(net, loss, max_grad_norm=0.0), samples)
@@ -83,7 +68,7 @@ def test_the_gradient_does_not_depend_on_the_cut(loss: LossSettings, make_net: A
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=IDS)
-def test_metrics_do_not_depend_on_the_cut(loss: LossSettings, make_net: Any, sampled_groups: Sample) -> None:
+def test_metrics_do_not_depend_on_the_cut(loss: LossSettings, make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS)
     one, many = (make(net, loss, microbatch_size=size).learn(samples).metrics for size in (0, 3))
@@ -93,7 +78,7 @@ def test_metrics_do_not_depend_on_the_cut(loss: LossSettings, make_net: Any, sam
 
 @pytest.mark.parametrize("loss", [s for s in LOSSES if s.beta == 0], ids=[i for i in IDS if "kl" not in i])
 def test_groups_that_cannot_move_anything_cost_no_forward_and_still_count(
-    loss: LossSettings, make_net: Any, sampled_groups: Sample, monkeypatch: pytest.MonkeyPatch
+    loss: LossSettings, make_net: Any, sampled_groups: SampleGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS)
@@ -104,28 +89,15 @@ def test_groups_that_cannot_move_anything_cost_no_forward_and_still_count(
     assert sum(rows) == sum(s.advantage != 0 for s in samples) == 8
 
 
-def counted_rows(learner: GRPOLearner) -> list[int]:
-    """Rows packed per microbatch; each costs a forward."""
-    rows: list[int] = []
-    real = learner._pack
-
-    def pack(piece: Sequence[TrainSample]) -> Any:
-        rows.append(len(piece))
-        return real(piece)
-
-    learner._pack = pack  # type: ignore[method-assign]
-    return rows
-
-
 @pytest.mark.config_key("loss_type")
-def test_loss_types_give_different_gradients(make_net: Any, sampled_groups: Sample) -> None:
+def test_loss_types_give_different_gradients(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS)
     norms = {loss.loss_type: make(net, loss).learn(samples).metrics["grad_norm"] for loss in LOSSES[:4]}
     assert len({round(norms[name], 6) for name in ("grpo", "dr_grpo", "dapo")}) == 3
 
 
-def test_a_step_raises_the_probability_of_what_was_better(make_net: Any, sampled_groups: Sample) -> None:
+def test_a_step_raises_the_probability_of_what_was_better(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     samples = sampled_groups(net, [[1, 0, 0, 1]])
     learner = make(net, learning_rate=1e-3)
@@ -141,7 +113,9 @@ def test_a_step_raises_the_probability_of_what_was_better(make_net: Any, sampled
 
 
 @pytest.mark.config_key("max_grad_norm")
-def test_clipping_scales_the_gradient_and_reports_the_norm_before_it(make_net: Any, sampled_groups: Sample) -> None:
+def test_clipping_scales_the_gradient_and_reports_the_norm_before_it(
+    make_net: Any, sampled_groups: SampleGroups
+) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS)
     free, clipped = make(net, max_grad_norm=0.0), make(net, max_grad_norm=1e-3)
@@ -155,7 +129,7 @@ def test_clipping_scales_the_gradient_and_reports_the_norm_before_it(make_net: A
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-def test_the_first_ratio_is_exactly_one(temperature: float, make_net: Any, sampled_groups: Sample) -> None:
+def test_the_first_ratio_is_exactly_one(temperature: float, make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS, temperature=temperature)
     metrics = make(net, temperature=temperature, microbatch_size=3).learn(samples).metrics
@@ -165,7 +139,7 @@ def test_the_first_ratio_is_exactly_one(temperature: float, make_net: Any, sampl
 
 
 @pytest.mark.config_key("num_iterations")
-def test_later_iterations_compare_with_the_policy_of_the_first(make_net: Any, sampled_groups: Sample) -> None:
+def test_later_iterations_compare_with_the_policy_of_the_first(make_net: Any, sampled_groups: SampleGroups) -> None:
     """Iteration 1 by hand: ratios against what the learner itself scored in iteration 0."""
     net = make_net()
     samples = sampled_groups(net, [[1, 0, 0, 1]])
@@ -201,7 +175,7 @@ def _mean_abs_log_ratio(
     return total / count
 
 
-def test_the_next_step_forgets_the_old_anchor(make_net: Any, sampled_groups: Sample) -> None:
+def test_the_next_step_forgets_the_old_anchor(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     learner = make(net)
     learner.learn(sampled_groups(net, [[1, 0]]))
@@ -213,7 +187,7 @@ def test_the_next_step_forgets_the_old_anchor(make_net: Any, sampled_groups: Sam
 # -- versions -----------------------------------------------------------------------------------
 
 
-def test_every_applied_step_counts_one_version(make_net: Any, sampled_groups: Sample) -> None:
+def test_every_applied_step_counts_one_version(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     learner = make(net)
     assert learner.version == 0
@@ -222,7 +196,7 @@ def test_every_applied_step_counts_one_version(make_net: Any, sampled_groups: Sa
         assert (report.version, report.applied, learner.version) == (version + 1, True, version + 1)
 
 
-def test_a_step_without_signal_is_a_step_that_changes_nothing(make_net: Any, sampled_groups: Sample) -> None:
+def test_a_step_without_signal_is_a_step_that_changes_nothing(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     learner = make(net, weight_decay=0.1)
     before = parameters(learner)
@@ -234,7 +208,7 @@ def test_a_step_without_signal_is_a_step_that_changes_nothing(make_net: Any, sam
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_samples_of_another_version_are_refused_before_any_forward(
-    version: int, make_net: Any, sampled_groups: Sample
+    version: int, make_net: Any, sampled_groups: SampleGroups
 ) -> None:
     net = make_net()
     learner = make(net)
@@ -259,7 +233,7 @@ def test_weights_are_the_live_parameters_by_hugging_face_name(make_net: Any) -> 
 
 
 @pytest.mark.config_key("mask_truncated_completions")
-def test_masked_truncated_completions_carry_no_loss_and_no_weight(make_net: Any, sampled_groups: Sample) -> None:
+def test_masked_truncated_completions_carry_no_loss_and_no_weight(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     samples = sampled_groups(net, [[1, 0, 0, 1], [0, 1, 0.5, 0]])
     ended = [s for s in samples if s.finish_reason != "length"]
@@ -268,7 +242,7 @@ def test_masked_truncated_completions_carry_no_loss_and_no_weight(make_net: Any,
     close(masked, gradient(make(net, max_grad_norm=0.0), ended))
 
 
-def test_the_census_says_which_tensors_moved(make_net: Any, sampled_groups: Sample) -> None:
+def test_the_census_says_which_tensors_moved(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     learner = make(net)
     learner.net.model.layers[0].self_attn.q_proj.weight.requires_grad_(True)
@@ -288,7 +262,7 @@ def test_the_census_says_which_tensors_moved(make_net: Any, sampled_groups: Samp
 
 
 @pytest.mark.config_key("learning_rate")
-def test_the_rate_in_the_report_is_the_one_that_was_used(make_net: Any, sampled_groups: Sample) -> None:
+def test_the_rate_in_the_report_is_the_one_that_was_used(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     learner = make(net, lr_scheduler_type="linear", max_steps=4)
     for version, rate in enumerate((1e-2, 7.5e-3, 5e-3, 2.5e-3)):
@@ -302,7 +276,7 @@ def test_the_rate_in_the_report_is_the_one_that_was_used(make_net: Any, sampled_
     "change", [{"weight_decay": 0.5}, {"betas": (0.5, 0.999)}, {"betas": (0.9, 0.5)}, {"adam_epsilon": 1e-2}], ids=str
 )
 def test_each_number_of_the_optimiser_changes_the_weights(
-    change: dict[str, Any], make_net: Any, sampled_groups: Sample
+    change: dict[str, Any], make_net: Any, sampled_groups: SampleGroups
 ) -> None:
     net = make_net()
     results = []
@@ -330,7 +304,7 @@ def strayed(samples: Sequence[TrainSample], by: float) -> list[TrainSample]:
 
 @pytest.mark.parametrize("mode", ["sequence_truncate", "sequence_mask"])
 def test_a_sequence_weight_that_overflows_does_not_refuse_a_correct_step(
-    mode: Any, make_net: Any, sampled_groups: Sample
+    mode: Any, make_net: Any, sampled_groups: SampleGroups
 ) -> None:
     """A summed log-difference of 100 and more is infinite in float32; clip and mask know what to do with that row."""
     net = make_net()
@@ -349,7 +323,7 @@ def test_a_sequence_weight_that_overflows_does_not_refuse_a_correct_step(
 
 
 def test_planted_infinite_statistic_would_refuse_the_step(
-    make_net: Any, sampled_groups: Sample, monkeypatch: pytest.MonkeyPatch
+    make_net: Any, sampled_groups: SampleGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Teeth: with the bound of the statistic away, the learner refuses what it has the right gradient of."""
     from surefoot.maths import losses
@@ -362,7 +336,7 @@ def test_planted_infinite_statistic_would_refuse_the_step(
     assert any("correction/raw_mean" in suspect for suspect in report.suspects)
 
 
-def test_scored_share_says_what_the_entropy_is_of(make_net: Any, sampled_groups: Sample) -> None:
+def test_scored_share_says_what_the_entropy_is_of(make_net: Any, sampled_groups: SampleGroups) -> None:
     """Two groups of four cannot move anything and are not scored; with a KL penalty every row is."""
     net = make_net()
     samples = sampled_groups(net, REWARDS)
@@ -379,7 +353,7 @@ def test_scored_share_says_what_the_entropy_is_of(make_net: Any, sampled_groups:
     assert whole["entropy"] == whole["scored_entropy"]
 
 
-def test_a_step_that_scored_nothing_says_so_and_has_no_entropy(make_net: Any, sampled_groups: Sample) -> None:
+def test_a_step_that_scored_nothing_says_so_and_has_no_entropy(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     learner = make(net)
     learner.learn(sampled_groups(net, [[1, 0]]))
@@ -390,7 +364,7 @@ def test_a_step_that_scored_nothing_says_so_and_has_no_entropy(make_net: Any, sa
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_clip_ratios_are_of_all_rows_whether_or_not_they_were_scored(
-    level: Any, make_net: Any, sampled_groups: Sample, monkeypatch: pytest.MonkeyPatch
+    level: Any, make_net: Any, sampled_groups: SampleGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same second pass with every row scored: the same shares."""
     net = make_net()

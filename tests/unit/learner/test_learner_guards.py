@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from learner_kit import SampleGroups, make, parameters, same
 from torch import Tensor
 
 from surefoot.errors import InvariantError, NumericsError, StateError
 from surefoot.learner.checkpoint import capture
-from surefoot.learner.grpo import DEAD_KL_STEPS, GRPOLearner, LearnerSettings, nonfinite_error
+from surefoot.learner.grpo import DEAD_KL_STEPS, GRPOLearner, nonfinite_error
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.packing import make_batch
 from surefoot.protocols import StepReport
@@ -22,25 +22,6 @@ from surefoot.records import TrainSample
 
 REWARDS = [[1, 0, 0, 1], [1, 1, 1, 1], [0, 1, 0.5, 0], [0, 0, 0, 0]]
 """Two groups that teach, two that cannot."""
-
-Sample = Callable[..., list[TrainSample]]
-
-
-def make(net: Any, loss: LossSettings | None = None, **changes: Any) -> GRPOLearner:
-    settings = LearnerSettings(
-        loss=loss or LossSettings(), learning_rate=1e-2, max_steps=10, max_completion_length=9, temperature=1.0,
-        pad_token_id=0,
-    )  # fmt: skip
-    return GRPOLearner(copy.deepcopy(net), dataclasses.replace(settings, **changes))
-
-
-def parameters(learner: GRPOLearner) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in learner.net.named_parameters()}
-
-
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
 
 # -- what is not finite ---------------------------------------------------------------------------
 
@@ -56,7 +37,7 @@ def refused(learner: GRPOLearner, samples: Sequence[TrainSample]) -> StepReport:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_never_reaches_the_weights(
-    value: float, make_net: Any, sampled_groups: Sample
+    value: float, make_net: Any, sampled_groups: SampleGroups
 ) -> None:
     """The loss is fine; one entry of one gradient is not."""
     net = make_net()
@@ -77,7 +58,7 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights(
     assert same(parameters(clean), parameters(learner))
 
 
-def test_weights_that_are_not_finite_are_never_stepped_on(make_net: Any, sampled_groups: Sample) -> None:
+def test_weights_that_are_not_finite_are_never_stepped_on(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS)
     learner = make(net)
@@ -91,7 +72,7 @@ def test_weights_that_are_not_finite_are_never_stepped_on(make_net: Any, sampled
 
 
 def test_an_update_that_overflows_by_itself_is_the_end_and_cannot_be_saved(
-    make_net: Any, sampled_groups: Sample
+    make_net: Any, sampled_groups: SampleGroups
 ) -> None:
     """Gradient and moments are finite; the rate alone is beyond every float32."""
     net = make_net()
@@ -104,14 +85,14 @@ def test_an_update_that_overflows_by_itself_is_the_end_and_cannot_be_saved(
 
 @pytest.mark.parametrize("field", ["reward", "advantage"])
 def test_a_reward_or_advantage_that_is_not_a_number_cannot_reach_the_learner(
-    field: str, make_net: Any, sampled_groups: Sample
+    field: str, make_net: Any, sampled_groups: SampleGroups
 ) -> None:
     sample = sampled_groups(make_net(), [[1, 0]])[0]
     with pytest.raises(ValueError, match="non-finite weight"):
         dataclasses.replace(sample, **{field: float("nan")})  # type: ignore[arg-type]
 
 
-def test_too_many_refused_steps_name_the_tasks(make_net: Any, sampled_groups: Sample) -> None:
+def test_too_many_refused_steps_name_the_tasks(make_net: Any, sampled_groups: SampleGroups) -> None:
     error = nonfinite_error(sampled_groups(make_net(), [[1, 0], [0, 1]]), 3)
     assert error.what.startswith("3 steps in a row")
     assert "t0, t1" in error.what
@@ -128,7 +109,7 @@ def off_by(samples: Sequence[TrainSample], gap: float) -> list[TrainSample]:
 
 
 @pytest.mark.config_key("parity_tolerance")
-def test_sampler_and_learner_that_disagree_stop_the_run(make_net: Any, sampled_groups: Sample) -> None:
+def test_sampler_and_learner_that_disagree_stop_the_run(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     samples = off_by(sampled_groups(net, [[1, 0]]), 2e-3)
     learner = make(net)
@@ -140,13 +121,15 @@ def test_sampler_and_learner_that_disagree_stop_the_run(make_net: Any, sampled_g
     assert make(net, parity_tolerance=3e-3).learn(samples).applied
 
 
-def test_a_first_step_without_signal_still_compares_sampler_and_learner(make_net: Any, sampled_groups: Sample) -> None:
+def test_a_first_step_without_signal_still_compares_sampler_and_learner(
+    make_net: Any, sampled_groups: SampleGroups
+) -> None:
     net = make_net()
     with pytest.raises(NumericsError, match="disagree by"):
         make(net).learn(off_by(sampled_groups(net, [[1, 1]]), 0.5))
 
 
-def test_after_step_one_the_limit_is_ten_times_wider_and_no_more(make_net: Any, sampled_groups: Sample) -> None:
+def test_after_step_one_the_limit_is_ten_times_wider_and_no_more(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     learner = make(net)
     learner.learn(sampled_groups(net, [[1, 0]]))
@@ -157,7 +140,7 @@ def test_after_step_one_the_limit_is_ten_times_wider_and_no_more(make_net: Any, 
 
 
 def test_a_shifted_mask_is_refused_before_any_gradient(
-    make_net: Any, sampled_groups: Sample, monkeypatch: pytest.MonkeyPatch
+    make_net: Any, sampled_groups: SampleGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shifted(*args: Any, **kwargs: Any) -> Any:
         batch, stats = make_batch(*args, **kwargs)
@@ -174,7 +157,7 @@ def test_a_shifted_mask_is_refused_before_any_gradient(
     assert same(before, parameters(learner))
 
 
-def test_checked_tokens_count_what_was_compared(make_net: Any, sampled_groups: Sample) -> None:
+def test_checked_tokens_count_what_was_compared(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS)
     learner = make(net)
@@ -185,7 +168,9 @@ def test_checked_tokens_count_what_was_compared(make_net: Any, sampled_groups: S
 # -- the reference --------------------------------------------------------------------------------------
 
 
-def run_steps(learner: GRPOLearner, sampled_groups: Sample, steps: int, rewards: Any = None) -> list[dict[str, float]]:
+def run_steps(
+    learner: GRPOLearner, sampled_groups: SampleGroups, steps: int, rewards: Any = None
+) -> list[dict[str, float]]:
     return [
         dict(learner.learn(sampled_groups(learner.net, rewards or [[1, 0, 0, 1]], version=learner.version)).metrics)
         for _ in range(steps)
@@ -193,7 +178,7 @@ def run_steps(learner: GRPOLearner, sampled_groups: Sample, steps: int, rewards:
 
 
 @pytest.mark.config_key("beta")
-def test_the_reference_is_a_frozen_copy_of_the_first_weights(make_net: Any, sampled_groups: Sample) -> None:
+def test_the_reference_is_a_frozen_copy_of_the_first_weights(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     learner = make(net, LossSettings(beta=0.1))
     metrics = run_steps(learner, sampled_groups, 3)
@@ -206,20 +191,20 @@ def test_the_reference_is_a_frozen_copy_of_the_first_weights(make_net: Any, samp
 
 
 @pytest.mark.config_key("reference_sync_steps")
-def test_the_reference_is_refreshed_on_its_cadence_and_only_then(make_net: Any, sampled_groups: Sample) -> None:
+def test_the_reference_is_refreshed_on_its_cadence_and_only_then(make_net: Any, sampled_groups: SampleGroups) -> None:
     learner = make(make_net(), LossSettings(beta=0.1), reference_sync_steps=2)
     metrics = run_steps(learner, sampled_groups, 5)
     assert [m["kl"] == 0.0 for m in metrics] == [True, False, True, False, True]
 
 
-def test_a_penalty_that_is_always_zero_is_refused(make_net: Any, sampled_groups: Sample) -> None:
+def test_a_penalty_that_is_always_zero_is_refused(make_net: Any, sampled_groups: SampleGroups) -> None:
     learner = make(make_net(), LossSettings(beta=0.1), reference_sync_steps=1)
     run_steps(learner, sampled_groups, DEAD_KL_STEPS)
     with pytest.raises(InvariantError, match="KL was exactly 0"):
         run_steps(learner, sampled_groups, 1)
 
 
-def test_a_policy_that_had_nothing_to_learn_yet_is_no_dead_penalty(make_net: Any, sampled_groups: Sample) -> None:
+def test_a_policy_that_had_nothing_to_learn_yet_is_no_dead_penalty(make_net: Any, sampled_groups: SampleGroups) -> None:
     """Equal rewards at first: the weights did not move, so a KL of 0 is the truth and no reason to stop."""
     learner = make(make_net(), LossSettings(beta=0.1))
     metrics = run_steps(learner, sampled_groups, DEAD_KL_STEPS + 2, rewards=[[0, 0, 0, 0]])

@@ -266,7 +266,7 @@ def test_the_reader_of_gguf_files_draws_no_bar(capsys: pytest.CaptureFixture[str
 
     logging.disable_progress_bar()
     plain = reader.tqdm
-    with load._bars_obey():
+    with load._quiet_bars():
         assert list(reader.tqdm([1, 2], desc="Converting")) == [1, 2]
     assert capsys.readouterr().err == ""
     assert reader.tqdm is plain, "it is given back"

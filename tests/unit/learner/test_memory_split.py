@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+from learner_kit import SampleGroups, counted_rows, make, parameters, same
 from torch import Tensor
 
 from surefoot.errors import MemoryLimitError, StateError
 from surefoot.learner import grpo, optimizer
 from surefoot.learner.auxiliary_losses import AuxiliaryLossSettings, make_auxiliary_losses
 from surefoot.learner.checkpoint import capture
-from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.memory import MAX_SPLITS, is_out_of_memory, memory_in_use
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.preference import PreferencePair
@@ -24,23 +23,6 @@ from surefoot.storage.failpoints import VARIABLE, read_environment
 
 REWARDS = [[1, 0, 0, 1, 0], [0, 1, 0.5, 0], [0, 0, 1]]
 """Twelve rows in uneven groups: no halving falls between two of them by luck."""
-Sample = Callable[..., list[TrainSample]]
-
-
-def make(net: Any, loss: LossSettings | None = None, **changes: Any) -> GRPOLearner:
-    settings = LearnerSettings(
-        loss=loss or LossSettings(), learning_rate=1e-2, max_steps=10, max_completion_length=9, temperature=1.0,
-        pad_token_id=0,
-    )  # fmt: skip
-    return GRPOLearner(copy.deepcopy(net), dataclasses.replace(settings, **changes))
-
-
-def weights(learner: GRPOLearner) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in learner.net.named_parameters()}
-
-
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.fixture
@@ -54,19 +36,6 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     yield switch_on
     monkeypatch.delenv(VARIABLE, raising=False)
     read_environment()
-
-
-def count_pieces(learner: GRPOLearner) -> list[int]:
-    """Rows of every microbatch from now on."""
-    rows: list[int] = []
-    real = learner._pack
-
-    def pack(piece: Sequence[TrainSample]) -> Any:
-        rows.append(len(piece))
-        return real(piece)
-
-    learner._pack = pack  # type: ignore[method-assign]
-    return rows
 
 
 # -- the gradient -----------------------------------------------------------------------------------
@@ -90,7 +59,7 @@ def gradient(learner: GRPOLearner, samples: Sequence[TrainSample]) -> Tensor:
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo"])
 @pytest.mark.parametrize("splits", [1, 2, 3])
 def test_the_gradient_is_the_same_after_any_number_of_halvings(
-    splits: int, loss: Any, size: int, make_net: Any, sampled_groups: Sample
+    splits: int, loss: Any, size: int, make_net: Any, sampled_groups: SampleGroups
 ) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS)
@@ -98,7 +67,7 @@ def test_the_gradient_is_the_same_after_any_number_of_halvings(
     whole = gradient(make(net, settings, max_grad_norm=0.0, microbatch_size=size), samples)
     halved = make(net, settings, max_grad_norm=0.0, microbatch_size=size)
     halved.splits = splits
-    rows = count_pieces(halved)
+    rows = counted_rows(halved)
     pieces = gradient(halved, samples)
     assert max(rows) == -(-(size or 12) // 2**splits)
     assert sum(rows) == 12
@@ -106,7 +75,7 @@ def test_the_gradient_is_the_same_after_any_number_of_halvings(
 
 
 def test_the_losses_beside_the_policys_are_halved_too_and_give_the_same_gradient(
-    make_net: Any, sampled_groups: Sample
+    make_net: Any, sampled_groups: SampleGroups
 ) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS)
@@ -134,7 +103,7 @@ def test_the_losses_beside_the_policys_are_halved_too_and_give_the_same_gradient
 @pytest.mark.parametrize("where", ["learner.before_forward", "learner.after_backward", "learner.before_step"])
 @pytest.mark.parametrize("hit", [1, 2])
 def test_a_step_that_ran_out_of_memory_is_done_again_and_equals_one_that_was_cut_so_from_the_start(
-    where: str, kind: str, hit: int, make_net: Any, sampled_groups: Sample, failing: Callable[[str], None]
+    where: str, kind: str, hit: int, make_net: Any, sampled_groups: SampleGroups, failing: Callable[[str], None]
 ) -> None:
     if where == "learner.before_step" and hit == 2:
         hit = 1
@@ -148,7 +117,7 @@ def test_a_step_that_ran_out_of_memory_is_done_again_and_equals_one_that_was_cut
     assert report.applied
     assert (report.metrics, report.version) == (expected.metrics, expected.version)
     assert report.metrics["memory/splits"] == 1.0
-    assert same(weights(learner), weights(fine))
+    assert same(parameters(learner), parameters(fine))
     assert learner.checked_tokens == fine.checked_tokens, "the failed attempt counts for nothing"
     assert same({str(k): v for k, v in learner._old.items()}, {str(k): v for k, v in fine._old.items()})
     ((what, remedy),) = report.notes
@@ -158,7 +127,7 @@ def test_a_step_that_ran_out_of_memory_is_done_again_and_equals_one_that_was_cut
 
 
 def test_a_second_pass_that_runs_out_of_memory_keeps_the_old_logprobs_of_the_first(
-    make_net: Any, sampled_groups: Sample, failing: Callable[[str], None]
+    make_net: Any, sampled_groups: SampleGroups, failing: Callable[[str], None]
 ) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS)
@@ -173,7 +142,7 @@ def test_a_second_pass_that_runs_out_of_memory_keeps_the_old_logprobs_of_the_fir
 
 
 def test_three_halvings_are_the_limit_of_a_run_not_of_a_step(
-    make_net: Any, sampled_groups: Sample, failing: Callable[[str], None]
+    make_net: Any, sampled_groups: SampleGroups, failing: Callable[[str], None]
 ) -> None:
     net = make_net()
     learner = make(net)
@@ -182,27 +151,27 @@ def test_three_halvings_are_the_limit_of_a_run_not_of_a_step(
         report = learner.learn(sampled_groups(learner.net, REWARDS, version=learner.version))
         assert report.metrics["memory/splits"] == taken
     samples = sampled_groups(learner.net, REWARDS, version=learner.version)
-    before = weights(learner)
+    before = parameters(learner)
     failing("learner.before_forward=raise:torch.OutOfMemoryError@1")
     with pytest.raises(MemoryLimitError, match="after 3 of 3 halvings"):
         learner.learn(samples)
-    assert same(before, weights(learner))
+    assert same(before, parameters(learner))
     assert capture(learner).version == MAX_SPLITS, "what was done before can still be saved"
     assert all(p.grad is None for p in learner.net.parameters())
 
 
 def test_the_end_says_rows_tokens_parameters_and_bytes(
-    make_net: Any, sampled_groups: Sample, failing: Callable[[str], None]
+    make_net: Any, sampled_groups: SampleGroups, failing: Callable[[str], None]
 ) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS)
     failing("learner.before_forward=raise:torch.OutOfMemoryError")
     with pytest.raises(MemoryLimitError) as caught:
         make(net).learn(samples)
-    parameters = sum(p.numel() for p in net.parameters())
+    count = sum(p.numel() for p in net.parameters())
     first = caught.value.what
     assert f"memory ran out at version 0 with microbatches of 2 rows ({tokens(samples[:2])} tokens)" in first
-    assert f"the model has {parameters} parameters on cpu, " in first
+    assert f"the model has {count} parameters on cpu, " in first
     assert first.endswith((" MiB in use", "unknown memory in use"))
     assert "no row may be left out" in caught.value.why
     assert caught.value.exit_code == 74
@@ -213,10 +182,10 @@ def tokens(samples: Sequence[TrainSample]) -> int:
 
 
 def test_one_row_that_does_not_fit_is_the_end_at_once(
-    make_net: Any, sampled_groups: Sample, failing: Callable[[str], None]
+    make_net: Any, sampled_groups: SampleGroups, failing: Callable[[str], None]
 ) -> None:
     learner = make(make_net(), microbatch_size=1)
-    rows = count_pieces(learner)
+    rows = counted_rows(learner)
     failing("learner.after_backward=raise:torch.OutOfMemoryError@1")
     with pytest.raises(MemoryLimitError, match=r"microbatches of 1 rows .* after 0 of 3 halvings"):
         learner.learn(sampled_groups(make_net(), REWARDS))
@@ -224,7 +193,7 @@ def test_one_row_that_does_not_fit_is_the_end_at_once(
 
 
 def test_an_error_that_is_not_about_memory_passes_unchanged(
-    make_net: Any, sampled_groups: Sample, failing: Callable[[str], None]
+    make_net: Any, sampled_groups: SampleGroups, failing: Callable[[str], None]
 ) -> None:
     learner = make(make_net())
     failing("learner.after_backward=raise:RuntimeError@1")
@@ -234,7 +203,7 @@ def test_an_error_that_is_not_about_memory_passes_unchanged(
 
 
 def test_a_channels_watch_counts_a_repeated_step_once(
-    make_net: Any, sampled_groups: Sample, failing: Callable[[str], None]
+    make_net: Any, sampled_groups: SampleGroups, failing: Callable[[str], None]
 ) -> None:
     """Nobody has a better sibling: the channel is idle for one step, though the step was done twice."""
     net = make_net()
@@ -246,7 +215,9 @@ def test_a_channels_watch_counts_a_repeated_step_once(
     assert learner.channels._dead == {"alpha_sdpo": 1}
 
 
-def test_every_microbatch_is_a_beat(make_net: Any, sampled_groups: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_microbatch_is_a_beat(
+    make_net: Any, sampled_groups: SampleGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
     beats: list[str] = []
     monkeypatch.setattr(grpo, "tick", beats.append)
     make(make_net(), microbatch_size=3).learn(sampled_groups(make_net(), REWARDS))
@@ -257,12 +228,12 @@ def test_every_microbatch_is_a_beat(make_net: Any, sampled_groups: Sample, monke
 
 
 def test_memory_that_runs_out_inside_the_optimisers_step_is_the_end_and_is_never_saved(
-    make_net: Any, sampled_groups: Sample, failing: Callable[[str], None]
+    make_net: Any, sampled_groups: SampleGroups, failing: Callable[[str], None]
 ) -> None:
     """Some weights are stepped and some are not: no checkpoint may hold them, no second attempt may follow."""
     net = make_net()
     learner = make(net)
-    rows = count_pieces(learner)
+    rows = counted_rows(learner)
     failing("learner.after_step=raise:torch.OutOfMemoryError")
     with pytest.raises(MemoryLimitError, match="inside the optimiser's step") as caught:
         learner.learn(sampled_groups(net, REWARDS))
@@ -274,7 +245,7 @@ def test_memory_that_runs_out_inside_the_optimisers_step_is_the_end_and_is_never
 
 
 def test_moments_are_made_before_the_first_weight_is_touched(
-    make_net: Any, sampled_groups: Sample, monkeypatch: pytest.MonkeyPatch
+    make_net: Any, sampled_groups: SampleGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory runs out at each of AdamW's own allocations in turn; the weights are untouched and the step done again."""
     net = make_net()
@@ -282,8 +253,8 @@ def test_moments_are_made_before_the_first_weight_is_touched(
     fine = make(net)
     fine.splits = 1
     fine.learn(samples)
-    real, parameters = optimizer._zeros, len(list(net.parameters()))
-    for at in range(parameters):
+    real, count = optimizer._zeros, len(list(net.parameters()))
+    for at in range(count):
         learner = make(net)
         made: list[int] = []
 
@@ -293,16 +264,16 @@ def test_moments_are_made_before_the_first_weight_is_touched(
             made.append(1)
             if len(made) == at + 1:
                 assert learner.optimiser.state == {}, "all or nothing"
-                assert same(weights(learner), dict(net.named_parameters()))
+                assert same(parameters(learner), dict(net.named_parameters()))
                 raise torch.OutOfMemoryError("planted")
             return real(parameter)
 
         monkeypatch.setattr(optimizer, "_zeros", zeros)
         assert learner.learn(samples).metrics["memory/splits"] == 1.0
-        assert same(weights(learner), weights(fine))
+        assert same(parameters(learner), parameters(fine))
 
 
-def test_moments_made_beforehand_are_those_that_adamw_makes(make_net: Any, sampled_groups: Sample) -> None:
+def test_moments_made_beforehand_are_those_that_adamw_makes(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     samples = sampled_groups(net, REWARDS)
     ours, theirs = make(net), make(net)
@@ -310,12 +281,12 @@ def test_moments_made_beforehand_are_those_that_adamw_makes(make_net: Any, sampl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "allocate_moments", lambda optimiser: None)
         theirs.learn(samples)
-    assert same(weights(ours), weights(theirs))
+    assert same(parameters(ours), parameters(theirs))
     for mine, other in zip(ours.net.parameters(), theirs.net.parameters(), strict=True):
         assert same(ours.optimiser.state[mine], theirs.optimiser.state[other])
 
 
-def test_a_parameter_without_a_gradient_gets_no_moments(make_net: Any, sampled_groups: Sample) -> None:
+def test_a_parameter_without_a_gradient_gets_no_moments(make_net: Any, sampled_groups: SampleGroups) -> None:
     net = make_net()
     learner = make(net)
     learner.net.model.norm.weight.requires_grad_(False)
@@ -368,7 +339,7 @@ def test_memory_in_use_is_a_size_or_says_that_nobody_knows(monkeypatch: pytest.M
 
 
 def test_planted_repeat_on_top_of_the_old_gradient_is_seen(
-    make_net: Any, sampled_groups: Sample, failing: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    make_net: Any, sampled_groups: SampleGroups, failing: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gradient of the failed attempt is not thrown away: rows that were done count twice."""
     monkeypatch.setattr(torch.optim.AdamW, "zero_grad", lambda self, set_to_none=True: None)
@@ -379,12 +350,12 @@ def test_planted_repeat_on_top_of_the_old_gradient_is_seen(
 
 
 def test_planted_repeat_without_the_last_rows_is_seen(
-    make_net: Any, sampled_groups: Sample, monkeypatch: pytest.MonkeyPatch
+    make_net: Any, sampled_groups: SampleGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A silent batch change: what does not fit is left out."""
     real = grpo.split_microbatches
     monkeypatch.setattr(
-        grpo, "split_microbatches", lambda rows, size, n: list(real(rows, size, n))[: -1 if n else None]
+        grpo, "split_microbatches", lambda rows, size, n, **room: list(real(rows, size, n, **room))[: -1 if n else None]
     )
     with pytest.raises(AssertionError):
         test_the_gradient_is_the_same_after_any_number_of_halvings(2, "dapo", 0, make_net, sampled_groups)

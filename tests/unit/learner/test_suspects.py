@@ -107,7 +107,7 @@ def test_the_search_leaves_no_trace(make_net: Any, sampled_groups: Sample, monke
     with monkeypatch.context() as patch:
         break_scores(patch, [samples[0]], NAN, gradient=True)
         learner.learn(samples)
-        patch.setattr(other, "_suspects", lambda *everything: ())
+        patch.setattr(other, "_nonfinite_sources", lambda *everything: ())
         other.learn(samples)
     assert learner.checked_tokens == other.checked_tokens
     assert equal(bits(learner), bits(other)), "old logprobs included: those of the step's own cut"

@@ -94,7 +94,9 @@ def test_weights_in_half_precision_are_kept_to_the_bit(tmp_path: Path, make_net:
         parameter.grad = torch.ones_like(parameter)
     first.optimiser.step()
     assert first.masters is not None
-    first.masters.round_down()
+    with torch.no_grad():
+        for master, rounded in first.masters.by_tensor().items():
+            rounded.copy_(master)
     folder = save_training_checkpoint(first, make_tokenizer(), tmp_path / "step_0", step=0)
     load_training_checkpoint(second, folder)
     assert all(

@@ -33,6 +33,14 @@ def entries(net: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
+@pytest.fixture(autouse=True, params=["one by one", "at once"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensor by tensor, and as on a GPU: the same numbers."""
+    if request.param == "at once":
+        monkeypatch.setattr(updates, "AT_ONCE", {"cpu"})
+        monkeypatch.setattr(updates, "GPU_PIECE_ENTRIES", 16)
+
+
 @pytest.mark.parametrize("piece", [1, 16, 1 << 20])
 def test_a_counted_step_is_the_optimisers_own_step(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(updates, "PIECE_ENTRIES", piece)

@@ -215,8 +215,7 @@ def test_stats_tell_true_lengths_and_finish_reasons() -> None:
     assert stats.rewards == [1.0, 0.0, 1.0]
     assert stats.datasets == ["sums", "", ""]
     assert batch.truncated.tolist() == [False, True, False]
-    assert batch.loss_mask(mask_truncated=True).sum(1).tolist() == [10, 0, 20]
-    assert batch.loss_mask().sum(1).tolist() == [10, 20, 20]
+    assert batch.mask.sum(1).tolist() == [10, 20, 20]
 
 
 def test_rows_selects_tensors_and_lists_together() -> None:
@@ -250,6 +249,6 @@ def test_totals_equal_the_mask_that_multiplies_the_loss() -> None:
     batch = make_batch(rows, pad_token_id=PAD)[0]
     for masked in (True, False):
         totals = step_totals(rows, max_completion_length=8, mask_truncated=masked)
-        mask = batch.loss_mask(mask_truncated=masked)
+        mask = batch.mask & ~batch.truncated.unsqueeze(1) if masked else batch.mask
         assert totals.tokens == int(mask.sum())
         assert totals.rows == int(mask.any(1).sum())

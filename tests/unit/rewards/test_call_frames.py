@@ -151,7 +151,7 @@ def test_what_is_not_a_call_is_refused(body: bytes) -> None:
 
 
 def test_rewards_of_rows_with_objects_are_computed_in_workers_and_again_in_restarted_ones() -> None:
-    """Forked, not sent; and a worker that died is forked from the same nursery."""
+    """Forked, not sent; and a worker that died is forked from the same fork server."""
 
     def score(completions: list[str], thing: list[Thing], when: list[dt.date], **_: Any) -> list[float]:
         if completions[0] == "crash":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from codec_kit import OneTokenPrompts
 
 from surefoot.engines.scripted import ScriptedEngine
 from surefoot.errors import RewardError
@@ -20,15 +21,8 @@ from surefoot.runtime.rollout import RolloutCollector
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(3)]
 
 
-class LetterCodec:
+class LetterCodec(OneTokenPrompts):
     """Token n is the n-th letter; ids from 20 on have no token."""
-
-    stop_ids = frozenset({2})
-    pad_token_id = 0
-    vocab_size = 50
-
-    def encode_prompt(self, messages: Sequence[object]) -> tuple[int, ...]:
-        return (4,)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(chr(97 + token) for token in token_ids)

@@ -43,7 +43,7 @@ def played(batch: StepBatch, life: int = 0) -> list[Group]:
 
 def do(queue: DurableTaskQueue, step: int, n: int, fates: Sequence[str | None] | None = None) -> list[str]:
     batch = queue.next_batch(step, n)
-    groups = list(batch.groups) if batch.groups is not None else played(batch)
+    groups = list(batch.groups) or played(batch)
     queue.record_rollouts(batch, groups)
     queue.close_batch(batch, step, fates or [None] * n)
     return [task.id for task in batch.tasks]
@@ -64,13 +64,13 @@ def test_a_kept_batch_is_given_again_with_the_groups_of_its_first_life(tmp_path:
     first = played(batch)
     queue.record_rollouts(batch, first)
     again = open_books(tmp_path, tasks(6)).next_batch(2, 2)
-    assert (again.tasks, list(again.groups or [])) == (batch.tasks, first)
+    assert (again.tasks, list(again.groups)) == (batch.tasks, first)
 
 
 def test_a_batch_that_was_not_kept_is_played_again_from_the_same_tasks(tmp_path: Path) -> None:
     first = open_books(tmp_path, tasks(6)).next_batch(1, 2)
     again = open_books(tmp_path, tasks(6)).next_batch(1, 2)
-    assert again.groups is None
+    assert again.groups == ()
     assert again.tasks == first.tasks
 
 
@@ -142,7 +142,7 @@ def test_over_any_crashes_every_task_is_trained_or_dropped_once_per_epoch(
         batch = queue.next_batch(step + 1, n)
         ids = tuple(task.id for task in batch.tasks)
         if stage != "draw":
-            queue.record_rollouts(batch, list(batch.groups) if batch.groups is not None else played(batch, lives))
+            queue.record_rollouts(batch, list(batch.groups) or played(batch, lives))
             assert composition.setdefault(step + 1, ids) == ids
         if stage not in ("draw", "keep"):
             queue.close_batch(batch, step + 1, ["partial_group" if hash_of(i) else None for i in ids])

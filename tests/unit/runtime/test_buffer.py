@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from buffer_kit import fill, group_of, make, names
 from forgetful_disk import ForgetfulFile
 
 from surefoot.errors import ConfigError, InvariantError, StalledError
-from surefoot.records import Group, Rollout, Task, Turn
+from surefoot.records import Group, Rollout, Task
 from surefoot.runtime import buffer as buffer_module
 from surefoot.runtime.buffer import BufferCounts, BufferedBatch, GroupBuffer, StaleGroups, all_is_in
 from surefoot.storage.journal import Journal
@@ -22,27 +23,6 @@ from surefoot.system.journal import Header
 
 LONG_S = 60.0
 """No test waits this long unless it is about to fail."""
-
-
-def group_of(task: str, version: int) -> Group:
-    rollouts = tuple(Rollout(task, "g", i, (Turn((1,), (2,), (-0.5,), version),), float(i)) for i in range(2))
-    return Group(Task(id=task, prompt="?"), "g", rollouts)
-
-
-def fill(buffer: GroupBuffer, names: str, version: int = 0) -> list[Visit]:
-    """One group per letter."""
-    items = [Visit(name, 0) for name in names]
-    assert [buffer.put(item, version, group_of(item.task, version)) for item in items] == ["kept"] * len(items)
-    return items
-
-
-def names(taken: BufferedBatch | None) -> str:
-    assert taken is not None, "the epoch has ended"
-    return "".join(entry.item.task for entry in taken.batch)
-
-
-def make(**keys: int) -> GroupBuffer:
-    return GroupBuffer(**{"max_size": 8, "max_staleness": 1} | keys)
 
 
 # -- a batch is whole ---------------------------------------------------------------

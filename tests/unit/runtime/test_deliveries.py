@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_kit import SAMPLING, Box, Graders, Kit, call, codec, speaker
+from tool_kit import SAMPLING, Box, Graders, Kit, call, codec, collector_of, speaker
 
 from surefoot.errors import InvariantError, StateError
 from surefoot.protocols import Request, StepBatch
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.replica_pool import PoolBatchRunner
 from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
-from surefoot.runtime.rollout import RolloutCollector
-from surefoot.runtime.task_queue import BackgroundGroupWriter, DurableTaskQueue
-from surefoot.runtime.threads import BackgroundThread, EventLoopThread
+from surefoot.runtime.task_queue import DurableTaskQueue
+from surefoot.runtime.threads import BackgroundGroupWriter, BackgroundThread, EventLoopThread
 from surefoot.storage.batches import BatchLog
 from surefoot.storage.journal import Journal
 from surefoot.storage.ledger import Ledger
@@ -57,6 +56,15 @@ def finish(queue: DurableTaskQueue, batch: StepBatch) -> list[Group]:
     return [groups[place] for place in range(len(batch.tasks))]
 
 
+def opened_after_a_death(folder: Path, place: int) -> tuple[StepBatch, DurableTaskQueue]:
+    """The driver died between "on the disk" and "delivered" for the group in this place."""
+    first = open_books(folder)
+    batch = first.next_batch(1, 3)
+    first.ledger.complete = lambda leases, durable=True: ["accepted"] * len(leases)  # type: ignore[assignment, method-assign]
+    play(first, batch, [place])
+    return batch, open_books(folder)
+
+
 @pytest.mark.parametrize("places", [[0], [3], [1, 2], [3, 0], [2, 0, 1, 3]])
 def test_graded_groups_come_back_in_their_places_and_are_not_played_again(tmp_path: Path, places: list[int]) -> None:
     first = open_books(tmp_path)
@@ -65,7 +73,7 @@ def test_graded_groups_come_back_in_their_places_and_are_not_played_again(tmp_pa
     queue = open_books(tmp_path)
     assert queue.balance().delivered == len(places), "the account shows them after the kill"
     again = queue.next_batch(1, 4)
-    assert (again.tasks, again.groups) == (batch.tasks, None)
+    assert (again.tasks, again.groups) == (batch.tasks, ())
     assert again.played == {place: group(batch, place) for place in places}
     finish(queue, again)
     kept = open_books(tmp_path)
@@ -75,12 +83,7 @@ def test_graded_groups_come_back_in_their_places_and_are_not_played_again(tmp_pa
 
 
 def test_a_group_that_the_ledger_has_not_heard_of_is_taken_over(tmp_path: Path) -> None:
-    """The driver died between "on the disk" and "delivered"."""
-    first = open_books(tmp_path)
-    batch = first.next_batch(1, 3)
-    first.ledger.complete = lambda leases, durable=True: ["accepted"] * len(leases)  # type: ignore[assignment, method-assign]
-    play(first, batch, [1])
-    queue = open_books(tmp_path)
+    batch, queue = opened_after_a_death(tmp_path, 1)
     assert queue.balance().delivered == 0
     again = queue.next_batch(1, 3)
     assert sorted(again.played) == [1]
@@ -128,11 +131,7 @@ def test_a_group_that_the_ledger_knows_and_the_disk_does_not_is_refused(tmp_path
 
 
 def test_a_seat_that_the_queue_gives_to_another_is_refused(tmp_path: Path) -> None:
-    first = open_books(tmp_path)
-    batch = first.next_batch(1, 3)
-    first.ledger.complete = lambda leases, durable=True: ["accepted"] * len(leases)  # type: ignore[assignment, method-assign]
-    play(first, batch, [0])
-    queue = open_books(tmp_path)
+    _, queue = opened_after_a_death(tmp_path, 0)
     queue.ledger.drop([queue.batches.seated(1)[0]], "somebody else")
     with pytest.raises(StateError, match="disagree about step 1: the queue gives"):
         queue.next_batch(1, 3)
@@ -307,17 +306,7 @@ def test_groups_with_tools_are_graded_and_told_of_while_others_still_play() -> N
     tasks = [Task(id=f"t{i}", prompt="6*7?") for i in range(2)]
     made = codec(64)
     environment = ToolEnvironment(Told(), Kit(lambda rollout: Box(answer)), ToolLimits(max_turns=4), lambda: 0.0)  # type: ignore[arg-type]
-    prompts = {task.id: made.encode_prompt(task.messages()) for task in tasks}
-    collector = RolloutCollector(
-        speaker(says),
-        environment,
-        made,
-        prompts,
-        seed=0,
-        token_count=made.token_count,
-        tools=environment,
-        tool_threads=4,
-    )
+    collector = collector_of(speaker(says), environment, made, tasks)
     first: list[int] = []
 
     def finished(place: int, one: Group) -> None:

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from codec_kit import OneTokenPrompts
+from local_kit import publisher_here
+from silent_kit import make_engine, make_learner, make_runtime, tiny_net, weights_of
 
 from surefoot.engines.scripted import ScriptedEngine
-from surefoot.errors import EngineError, NumericsError, RewardError
+from surefoot.engines.serving import EngineLoop
+from surefoot.errors import EngineError, InvariantError, NumericsError, RewardError
+from surefoot.maths.checksums import checksums
 from surefoot.protocols import Completion, Grade, Request, Scored
 from surefoot.records import Rollout, Task
 from surefoot.runtime.local import LocalRuntime
 from surefoot.runtime.requests import Sampling
 from surefoot.runtime.rollout import RolloutCollector
+from surefoot.runtime.weights import run_here
 
+WEIGHTS = {"w": torch.tensor([1.0])}
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(5)]
 
 
-class FakeCodec:
-    stop_ids = frozenset({2})
-    pad_token_id = 0
-    vocab_size = 50
-
-    def encode_prompt(self, messages: Sequence[object]) -> tuple[int, ...]:
-        return (4,)
-
+class FakeCodec(OneTokenPrompts):
     def decode(self, token_ids: Sequence[int]) -> str:
         return "-".join(map(str, token_ids))
 
@@ -77,13 +78,13 @@ def test_a_version_counts_only_when_the_engine_says_it_serves_it() -> None:
             pass
 
     with pytest.raises(EngineError, match="published version 3, the engine serves 0"):
-        runtime(engine=Deaf(lambda request: [2])).publish({}, 3)
+        runtime(engine=Deaf(lambda request: [2])).publish(WEIGHTS, 3)
 
 
 def test_publishing_hands_over_and_takes_its_time() -> None:
     local = runtime()
-    assert set(local.publish({}, 3)) == {"timing/publish"}
-    assert local.engine.version == 3
+    assert set(local.publish(WEIGHTS, 3)) == {"timing/publish", "sync/replicas"}
+    assert local.engine.version == local.publisher.version == 3
 
 
 class Model:
@@ -99,14 +100,9 @@ class Model:
     def runtime(self, **keys: Any) -> LocalRuntime:
         plain = runtime(engine=self.engine)
         return LocalRuntime(
-            self.engine,
-            plain.collector,
-            train=plain.train,
-            evaluation=plain.evaluation,
-            max_failures=0.0,
-            score=self.score,
-            **keys,
-        )
+            self.engine, plain.collector, train=plain.train, evaluation=plain.evaluation, max_failures=0.0,
+            publisher=publisher_here(plain, self.score), **keys,
+        )  # fmt: skip
 
 
 def spoken(weight: float, text: Scored) -> tuple[float, ...]:
@@ -172,6 +168,106 @@ def test_the_engine_gets_the_learners_own_tensors_and_copies_them_where_it_has_t
     model = Model()
     model.runtime().publish(model.weights, 0)
     assert model.engine.held["w"] is model.weights["w"]
+
+
+# -- an engine that has tensors of its own: the two phases and every checksum, as between processes ----------------
+
+
+def copying(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Any], None] = lambda copies: None) -> Any:
+    """`publish(version)` to a real engine that serves copies; `spoil` is given the copies before they are summed up."""
+    net, real = tiny_net(), EngineLoop._own
+    loop = EngineLoop(make_engine(net), copy_weights=True)
+
+    def own(self: EngineLoop, weights: Any) -> Any:
+        copies = real(self, weights)
+        spoil(copies)
+        return copies
+
+    monkeypatch.setattr(EngineLoop, "_own", own)
+    plain = make_runtime(loop)
+    learner = make_learner(net)
+    local = LocalRuntime(
+        loop, plain.collector, train=plain.train, evaluation=plain.evaluation, max_failures=0.0,
+        publisher=publisher_here(plain, learner.score), shares_tensors=False,
+    )  # fmt: skip
+    return local, weights_of(net)
+
+
+def test_a_copy_is_summed_up_on_both_sides_and_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    local, weights = copying(monkeypatch)
+    try:
+        found = local.publish(weights, 3)
+        assert {"timing/publish", "timing/proof", "sync/probe_gap"} <= set(found)
+        assert local.engine.version == local.publisher.version == 3
+    finally:
+        local.close()
+
+
+def _one_bit(copies: Any) -> None:
+    """The smallest change that there is, of one number: no canary can see it."""
+    copies["model.norm.weight"].view(torch.int32)[0] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_one_bit, r"1 of \d+ tensors differ, first model.norm.weight"),
+        (lambda copies: copies.pop("model.norm.weight"), r"1 of \d+ tensors are missing"),
+    ],
+    ids=["one bit", "one tensor less"],
+)
+def test_planted_copy_that_is_not_what_was_sent_is_refused_before_it_is_served(
+    spoil: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, weights = copying(monkeypatch, spoil)
+    try:
+        with pytest.raises(EngineError, match=f"the engine does not hold version 3: {said}"):
+            local.publish(weights, 3)
+        assert local.engine.version == 0, "nobody commits what was not compared"
+    finally:
+        local.close()
+
+
+def test_without_the_comparison_one_bit_would_go_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cut wire: it is the publisher of all runtimes that sees it, and nothing else here does."""
+    monkeypatch.setattr("surefoot.runtime.weights.compare_checksums", lambda *_: None)
+    local, weights = copying(monkeypatch, _one_bit)
+    try:
+        assert local.publish(weights, 3)["sync/replicas"] == 1.0
+    finally:
+        local.close()
+
+
+def test_what_an_engine_reads_back_is_compared_too() -> None:
+    class Reading(ScriptedEngine):
+        def prepare(self, weights: Any, version: int) -> dict[str, int]:
+            self.held = checksums(weights)
+            return self.held
+
+        def commit(self, version: int) -> dict[str, int]:
+            self.load_weights({}, version)
+            return {name: value + 1 for name, value in self.held.items()}
+
+    plain = runtime(engine=Reading(lambda request: [2]))
+    local = LocalRuntime(
+        plain.engine, plain.collector, train=plain.train, evaluation=plain.evaluation, max_failures=0.0,
+        shares_tensors=False,
+    )  # fmt: skip
+    with pytest.raises(EngineError, match="1 of 1 tensors differ, first w"):
+        local.publish(WEIGHTS, 1)
+
+
+def test_a_sync_in_one_process_needs_no_event_loop_and_minds_none() -> None:
+    async def in_a_notebook() -> set[str]:
+        return set(runtime().publish(WEIGHTS, 1))
+
+    assert asyncio.run(in_a_notebook()) == {"timing/publish", "sync/replicas"}
+
+
+def test_a_sync_in_one_process_that_would_wait_is_refused() -> None:
+    waited = asyncio.sleep(0)
+    with pytest.raises(InvariantError, match="waited for something"):
+        run_here(waited)
 
 
 # -- collect --------------------------------------------------------------------------------------

@@ -100,9 +100,16 @@ class Desk:
         await settled()
         return task
 
+    async def two_are_quick(self) -> tuple[str, list[str]]:
+        """The second and third group asked for come back. The name of the first, and those of all others."""
+        slow, *others = self.crew.names
+        for name in others[:2]:
+            await self.crew.answer(name)
+        return slow, others
+
     def learn(self, batch: StepBatch, step: int, *, publish: bool = True) -> None:
         """The rest of a step, as the loop does it."""
-        self.stream.record_rollouts(batch, batch.groups or ())
+        self.stream.record_rollouts(batch)
         self.version = step
         if publish:
             self.stream.advance(step)
@@ -211,9 +218,7 @@ def test_a_quick_group_does_not_wait_for_a_slow_one_that_has_time_left(tmp_path:
     async def test() -> None:
         desk = Desk(tmp_path)
         drawing = await desk.next_batch(1)
-        slow, *quick = desk.crew.names
-        for name in quick[:2]:
-            await desk.crew.answer(name)
+        slow, quick = await desk.two_are_quick()
         assert ids(await drawing) == quick[:2]
         assert slow in desk.crew.open
 
@@ -224,9 +229,7 @@ def test_a_group_that_would_be_too_old_for_the_next_step_holds_this_one(tmp_path
     async def test() -> None:
         desk = Desk(tmp_path)
         drawing = await desk.next_batch(1)
-        slow, *quick = desk.crew.names
-        for name in quick[:2]:
-            await desk.crew.answer(name)
+        slow, quick = await desk.two_are_quick()
         desk.learn(await drawing, 1)
         drawing = await desk.next_batch(2)
         for name in [name for name in desk.crew.names if name != slow]:
@@ -242,9 +245,7 @@ def test_the_oldest_weights_come_first_also_when_they_came_last(tmp_path: Path) 
     async def test() -> None:
         desk = Desk(tmp_path, max_staleness=2)
         drawing = await desk.next_batch(1)
-        old, *rest = desk.crew.names
-        for name in rest[:2]:
-            await desk.crew.answer(name)
+        old, rest = await desk.two_are_quick()
         desk.learn(await drawing, 1)
         await settled()
         new = [order.task.id for order in desk.crew.asked[6:]]

@@ -82,7 +82,7 @@ def test_the_loop_draws_keeps_and_settles_as_with_any_books(open_books: Any) -> 
     queue = open_books(Crew())
     for step in range(1, 4):
         batch = queue.next_batch(step, 2)
-        queue.record_rollouts(batch, batch.groups)
+        queue.record_rollouts(batch)
         assert queue.metrics()["async/staleness_max"] <= 1.0
         queue.version = queue.stream.runner.version = step
         queue.advance(step)

@@ -12,8 +12,7 @@ import pytest
 
 from surefoot.errors import EngineError, FleetError, InvariantError, NumericsError, StateError, SurefootError
 from surefoot.protocols import Completion, Request, Scored
-from surefoot.runtime.probes import LONG, WeightProbe, known_scores, make_probes
-from surefoot.runtime.weights import Publisher, Replica, compare_checksums
+from surefoot.runtime.weights import LONG, Publisher, Replica, WeightProbe, compare_checksums, known_scores, make_probes
 
 PROMPTS = [(1, 5, 6, 7), (1, 8, 9), (1, 5, 6, 10, 11)]
 SUMS = {"embed": 11, "head": 22, "layer.0": 33}

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from sandbox_host import needs_sandbox
 
 from surefoot.errors import ToolFailedError
 from surefoot.sandbox import code_tests, host
 from surefoot.sandbox.code_tests import CodeVerdict, grade_code
-from surefoot.sandbox.sandbox import Sandbox, SandboxLimits, available
+from surefoot.sandbox.sandbox import Sandbox, SandboxLimits
 
-needs_sandbox = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 ADD = "def add(a, b):\n    return a + b\n"
 
 
@@ -131,7 +131,7 @@ def test_a_sandbox_that_fails_is_no_verdict_in_either_half(sandbox: Sandbox, mon
 @needs_sandbox
 def test_a_host_that_kills_the_code_gives_no_verdict(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     def attend(watched: Any) -> None:
-        watched[1].born.kill()  # as the kernel does when the host runs out of memory
+        watched[1].sandboxed.kill()  # as the kernel does when the host runs out of memory
         real(watched)
 
     real = code_tests.attend

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sandbox_host import needs_sandbox
 
 from surefoot.errors import ConfigError, SecurityError, ToolError, ToolFailedError
 from surefoot.sandbox import host, process
 from surefoot.sandbox.sandbox import HostReport, ProgramOutcome, Sandbox, SandboxLimits, available, run_code
 from surefoot.system.frames import pack
-
-needs_sandbox = pytest.mark.skipif(not available().usable, reason=f"this host has no sandbox: {available().missing}")
 
 
 @needs_sandbox
@@ -100,7 +99,7 @@ def test_the_keeper_knows_nothing_and_its_sandboxes_go_first_when_memory_runs_ou
         keeper = Path(f"/proc/{process._server().process.pid}")
         assert [each.split(b"=")[0] for each in (keeper / "environ").read_bytes().split(b"\0")[:-1]] == [b"PYTHONPATH"]
         assert os.readlink(keeper / "cwd") == "/"
-        assert Path(f"/proc/{watched.born.pid}/oom_score_adj").read_text() == "1000\n"
+        assert Path(f"/proc/{watched.sandboxed.pid}/oom_score_adj").read_text() == "1000\n"
     finally:
         watched.close()
 
@@ -129,7 +128,7 @@ def test_everything_ends_with_the_caller_even_when_it_is_killed(moment: str) -> 
     script = (
         "import os, sys\nfrom surefoot.sandbox import process\nfrom surefoot.sandbox.sandbox import Sandbox\n"
         "watched = Sandbox().start(['sh', '-c', 'echo up; sleep 600'], b'', {})\n"
-        "keeper = process._server().process\nprint(keeper.pid, watched.born.pid, flush=True)\n"
+        "keeper = process._server().process\nprint(keeper.pid, watched.sandboxed.pid, flush=True)\n"
         "if sys.argv[1] != 'at once':\n"
         "    stdout = next(iter(watched.outputs))\n    os.set_blocking(stdout, True)\n    os.read(stdout, 9)\n"
         "if sys.argv[1] == 'after its keeper':\n    os.kill(keeper.pid, 9)\n"
@@ -330,11 +329,11 @@ def test_a_fork_of_ours_that_holds_the_pipes_does_not_delay_the_end(monkeypatch:
     real, forked = host.spawn, []
 
     def spawn(streams: Any) -> Any:
-        born = real(streams)
+        sandboxed = real(streams)
         forked.append(os.fork())
         if forked[-1] == 0:
             signal.pause()
-        return born
+        return sandboxed
 
     sandbox = Sandbox()
     monkeypatch.setattr(host, "spawn", spawn)
@@ -351,7 +350,7 @@ def test_an_ending_that_nobody_reported_is_no_result() -> None:
     sandbox = Sandbox()
     watched = sandbox.start(["sleep", "600"], b"", {})
     try:
-        watched.born.kill()  # as the kernel does when the host runs out of memory
+        watched.sandboxed.kill()  # as the kernel does when the host runs out of memory
         process.attend([watched])
         with pytest.raises(ToolFailedError, match="without a report"):
             process.exit_code(watched)

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 import surefoot
+import surefoot_harness
 from surefoot.errors import ConfigError, InvariantError, NumericsError
 from surefoot.storage import failpoints
 from surefoot.storage.failpoints import NAMES, VARIABLE, failpoint, read_environment, switched_on
 
 PACKAGE = Path(surefoot.__file__).parent
+PACKAGES = (PACKAGE, Path(surefoot_harness.__file__).parent)
 POINT, OTHER = "journal.after_write", "durable.done"
 
 
@@ -47,7 +49,7 @@ def calls(folder: Path) -> dict[str, list[str]]:
 
 
 def test_every_declared_point_is_in_the_code_and_every_point_in_the_code_is_declared() -> None:
-    assert set(calls(PACKAGE)) == set(NAMES)
+    assert {name for package in PACKAGES for name in calls(package)} == set(NAMES)
 
 
 def test_planted_undeclared_point_is_seen(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_of_a_server_that_ended_only_what_it_wrote_after_its_last_message_is_tol
         said = [message async for message, _ in process.messages()]
         assert said == [{"a": 1}]
         status = await process.exit_status(60.0)
-        process.hear()
+        process.keep_stderr()
         tails = process.tail(since_it_spoke=True), process.tail()
         await process.end(0.0)
         return status, *tails

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from trl_kit import FALLING, Make, collapse
 
 from surefoot.errors import CollapseStopError
-
-Make = Callable[..., Any]
-FALLING = [0.28 - 0.05 * t for t in range(12)]
-
-
-def collapse(trainer: Any, steps: int = 12) -> None:
-    """The reward rises by 0.03 per step; what held-out does is the trainer's evaluation."""
-    for t in range(steps):
-        trainer.state.global_step = t
-        trainer._metrics["train"]["reward"].append(0.30 + 0.03 * t)
-        trainer._maybe_update_killswitch()
 
 
 def test_a_strict_stop_logs_before_it_raises_and_carries_the_status(stub: Make, quick: Make, series: Any) -> None:

@@ -5,30 +5,18 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from trl_kit import FALLING, Make, collapse
 
 from surefoot.errors import CollapseStopError, ConfigError, NumericsError
 from surefoot.guards import HeldOutGuard
 from surefoot.trl_bridge import ChannelDeadError
 from surefoot.trl_bridge.guard import FoldState
-
-Make = Callable[..., Any]
-FALLING = [0.28 - 0.05 * t for t in range(12)]
-
-
-def collapse(trainer: Any, steps: int = 12) -> None:
-    """The reward rises by 0.03 per step; what held-out does is the trainer's evaluation."""
-    for t in range(steps):
-        trainer.state.global_step = t
-        trainer._metrics["train"]["reward"].append(0.30 + 0.03 * t)
-        trainer._maybe_update_killswitch()
-
 
 # -- construction -------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ left for reinforcement learning is real: choose what is right over what is usual
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import platform
@@ -25,7 +24,7 @@ import random
 import string
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 import torch
@@ -35,6 +34,7 @@ from torch import Tensor
 from surefoot.data.builtin import SUMS_LIMIT, sums_tasks
 from surefoot.data.heldout import is_heldout
 from surefoot.records import Task
+from surefoot.system.hashing import sha256_of
 
 PAD, UNK, END = "<|pad|>", "<|unk|>", "<|end|>"
 ROLES = ("system", "user", "assistant", "tool")
@@ -66,7 +66,32 @@ RIGHT, SYSTEMATIC = 0.20, 0.66
 IGNORED = -100
 """Label of positions without loss."""
 
-Teacher = Callable[[Task, random.Random], str]
+Teacher = Callable[[Task, random.Random], Any]
+"""What it says to a task: text here, whole messages where a tool is called."""
+
+
+class TeachingStage(NamedTuple):
+    """Supervised steps after one teacher."""
+
+    teacher: Teacher
+    steps: int
+    rate: float
+    shares: dict[str, float]
+    """How the teacher answers, for the manifest."""
+
+
+class PolicyRecipe(NamedTuple):
+    """All in which the built-in policies differ."""
+
+    name: str
+    source: str
+    tasks: Callable[[int], Sequence[Task]]
+    tokenizer: Callable[[], Any]
+    loss_of: Callable[[Any, Any, Sequence[Task], Sequence[Any]], Tensor]
+    measure: Callable[[Any, Any, Sequence[Task]], dict[str, Any]]
+    batch: int
+    learn: TeachingStage
+    blur: TeachingStage
 
 
 def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
@@ -150,27 +175,32 @@ def encode(tokenizer: Any, tasks: Sequence[Task], answers: Sequence[str]) -> tup
     return ids, labels
 
 
+def loss_of(model: Any, tokenizer: Any, tasks: Sequence[Task], answers: Sequence[str]) -> Tensor:
+    """() mean cross-entropy per labelled token."""
+    ids, labels = encode(tokenizer, tasks, answers)
+    logits = model(input_ids=ids).logits[:, :-1].flatten(0, 1)
+    return torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=IGNORED)
+
+
 def train(
-    model: Any, tokenizer: Any, tasks: Sequence[Task], teacher: Teacher, steps: int, rate: float, seed: int
+    model: Any, tokenizer: Any, tasks: Sequence[Task], recipe: PolicyRecipe, stage: TeachingStage, seed: int
 ) -> None:
     """Supervised steps with AdamW, short warm-up, cosine to zero."""
     rng = random.Random(seed)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=stage.rate, weight_decay=0.01)
     model.train()
-    for step in range(steps):
-        batch = rng.sample(tasks, BATCH)
-        ids, labels = encode(tokenizer, batch, [teacher(task, rng) for task in batch])
-        logits = model(input_ids=ids).logits[:, :-1].flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=IGNORED)
+    for step in range(stage.steps):
+        batch = rng.sample(tasks, recipe.batch)
+        loss = recipe.loss_of(model, tokenizer, batch, [stage.teacher(task, rng) for task in batch])
         optimiser.param_groups[0]["lr"] = (
-            rate * min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / steps))
+            stage.rate * min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / stage.steps))
         )
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         if step % 100 == 0:
-            print(f"{teacher.__name__} step {step}: loss {loss.item():.4f}", flush=True)
+            print(f"{stage.teacher.__name__} step {step}: loss {loss.item():.4f}", flush=True)
 
 
 @torch.no_grad()
@@ -201,57 +231,70 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
     path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
-def write_manifest(model: Any, out: Path, args: argparse.Namespace, figures: dict[str, Any]) -> None:
+def write_manifest(recipe: PolicyRecipe, model: Any, args: argparse.Namespace, figures: dict[str, Any]) -> None:
     """What lies in the folder and how it came about."""
+    out = args.out
     names = sorted(p.name for p in out.iterdir() if p.suffix in {".json", ".jinja", ".safetensors"})
-    names = [name for name in names if name != "manifest.json"]
-    contents = {name: (out / name).read_bytes() for name in names}
+    contents = {name: (out / name).read_bytes() for name in names if name != "manifest.json"}
+    learn, blur = recipe.learn, recipe.blur
     manifest = {
-        "name": "pebble",
+        "name": recipe.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "files": {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in contents.items()},
+        "files": {n: {"bytes": len(c), "sha256": sha256_of(c)} for n, c in contents.items()},
         "made": {
-            "by": "make_pebble.py",
+            "by": f"make_{recipe.name}.py",
             "seed": args.seed,
             "threads": args.threads,
             "machine": platform.machine(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
-            "tasks": f"builtin:sums, without the held-out share {HELDOUT}",
-            "batch": BATCH,
-            "learn": {"steps": LEARN_STEPS, "learning_rate": LEARN_RATE},
-            "blur": {"steps": BLUR_STEPS, "learning_rate": BLUR_RATE, "right": RIGHT, "systematic": SYSTEMATIC},
+            "tasks": f"{recipe.source}, without the held-out share {HELDOUT}",
+            "batch": recipe.batch,
+            "learn": {"steps": learn.steps, "learning_rate": learn.rate, **learn.shares},
+            "blur": {"steps": blur.steps, "learning_rate": blur.rate, **blur.shares},
         },
         "measured": figures,
     }
     (out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
 
 
-def main() -> None:
-    """Make the whole folder."""
-    parser = argparse.ArgumentParser(description="make the built-in policy again")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+def make(recipe: PolicyRecipe, folder: Path) -> None:
+    """Make the whole folder, here or where the command line says."""
+    parser = argparse.ArgumentParser(description=f"make the built-in policy {recipe.name} again")
+    parser.add_argument("--out", type=Path, default=folder)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     torch.use_deterministic_algorithms(True)
-    tasks = sums_tasks(SUMS_LIMIT * SUMS_LIMIT, args.seed)
+    tasks = recipe.tasks(args.seed)
     seen = [task for task in tasks if not is_heldout(task.id, HELDOUT)]
     unseen = [task for task in tasks if is_heldout(task.id, HELDOUT)]
-    tokenizer = make_tokenizer()
+    tokenizer = recipe.tokenizer()
     model = make_model(tokenizer)
-    train(model, tokenizer, seen, right_answer, LEARN_STEPS, LEARN_RATE, args.seed)
-    figures = {"after_learning": measure(model, tokenizer, unseen)}
+    train(model, tokenizer, seen, recipe, recipe.learn, args.seed)
+    figures = {"after_learning": recipe.measure(model, tokenizer, unseen)}
     print(figures, flush=True)
-    train(model, tokenizer, seen, faulty_answer, BLUR_STEPS, BLUR_RATE, args.seed + 1)
+    train(model, tokenizer, seen, recipe, recipe.blur, args.seed + 1)
     args.out.mkdir(parents=True, exist_ok=True)
     save(model, tokenizer, args.out)
-    figures["heldout"] = measure(model.float(), tokenizer, unseen)
+    figures["heldout"] = recipe.measure(model.float(), tokenizer, unseen)
     print(figures)
-    write_manifest(model, args.out, args, figures)
+    write_manifest(recipe, model, args, figures)
 
+
+PEBBLE = PolicyRecipe(
+    name="pebble",
+    source="builtin:sums",
+    tasks=lambda seed: sums_tasks(SUMS_LIMIT * SUMS_LIMIT, seed),
+    tokenizer=make_tokenizer,
+    loss_of=loss_of,
+    measure=measure,
+    batch=BATCH,
+    learn=TeachingStage(right_answer, LEARN_STEPS, LEARN_RATE, {}),
+    blur=TeachingStage(faulty_answer, BLUR_STEPS, BLUR_RATE, {"right": RIGHT, "systematic": SYSTEMATIC}),
+)
 
 if __name__ == "__main__":
-    main()
+    make(PEBBLE, Path(__file__).parent)

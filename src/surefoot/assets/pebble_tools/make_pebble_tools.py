@@ -16,14 +16,9 @@ real: call where the answer comes from the tool, and nowhere else.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
-import json
-import math
-import platform
 import random
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +27,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from surefoot.assets.pebble.make_pebble import END, HELDOUT, IGNORED, make_model, save
+from surefoot.assets.pebble.make_pebble import END, IGNORED, PolicyRecipe, TeachingStage, make
 from surefoot.assets.pebble.make_pebble import make_tokenizer as make_pebble_tokenizer
 from surefoot.data.builtin import CALCULATOR, DIGITS, KINDS, TOTAL, errands_tasks
-from surefoot.data.heldout import is_heldout
 from surefoot.records import Task
 
 OPENING, MIDDLE, CLOSING = '<tool_call>{"name": "', '", "arguments": {"expression": "', '"}}</tool_call>'
@@ -81,7 +75,6 @@ COPIED = 0.97
 Message = tuple[str, str]
 """Role and text."""
 Episode = list[Message]
-Teacher = Callable[[Task, random.Random], Episode]
 
 ERRORS = (
     "Error executing tool evaluate: cannot read '{text}'; use numbers, + - * / // % ** and brackets",
@@ -206,7 +199,7 @@ def _tokens(tokenizer: Any, episode: Episode, last_only: bool) -> tuple[list[int
     return ids, labels
 
 
-def loss_of(model: Any, tokenizer: Any, episodes: Sequence[Episode]) -> Tensor:
+def loss_of(model: Any, tokenizer: Any, _: Sequence[Task], episodes: Sequence[Episode]) -> Tensor:
     """() mean cross-entropy per labelled token; episodes of like length run together, so that little is padding."""
     ordered = sorted(episodes, key=lambda episode: (len(episode), sum(len(text) for _, text in episode)))
     total, count = torch.zeros(()), 0
@@ -216,26 +209,6 @@ def loss_of(model: Any, tokenizer: Any, episodes: Sequence[Episode]) -> Tensor:
         total = total + torch.nn.functional.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum")
         count += int((wanted != IGNORED).sum())
     return total / count
-
-
-def train(
-    model: Any, tokenizer: Any, tasks: Sequence[Task], teacher: Teacher, steps: int, rate: float, seed: int
-) -> None:
-    """Supervised steps with AdamW, short warm-up, cosine to zero."""
-    rng = random.Random(seed)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
-    model.train()
-    for step in range(steps):
-        loss = loss_of(model, tokenizer, [teacher(task, rng) for task in rng.sample(tasks, BATCH)])
-        optimiser.param_groups[0]["lr"] = (
-            rate * min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        )
-        optimiser.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
-        if step % 100 == 0:
-            print(f"{teacher.__name__} step {step}: loss {loss.item():.4f}", flush=True)
 
 
 # -- measuring ------------------------------------------------------------------
@@ -294,57 +267,18 @@ def measure_kinds(model: Any, tokenizer: Any, tasks: Sequence[Task]) -> dict[str
 # -- the folder -----------------------------------------------------------------
 
 
-def write_manifest(model: Any, out: Path, args: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """What lies in the folder and how it came about."""
-    names = sorted(p.name for p in out.iterdir() if p.suffix in {".json", ".jinja", ".safetensors"})
-    contents = {name: (out / name).read_bytes() for name in names if name != "manifest.json"}
-    manifest = {
-        "name": "pebble_tools",
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "files": {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in contents.items()},
-        "made": {
-            "by": "make_pebble_tools.py",
-            "seed": args.seed,
-            "threads": args.threads,
-            "machine": platform.machine(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "tasks": f"builtin:errands, without the held-out share {HELDOUT}",
-            "batch": BATCH,
-            "learn": {"steps": LEARN_STEPS, "learning_rate": LEARN_RATE, "calls": CALLS_LEARNING},
-            "blur": {"steps": BLUR_STEPS, "learning_rate": BLUR_RATE, "calls": CALLS, "right": RIGHT,
-                     "systematic": SYSTEMATIC, "copied": COPIED},
-        },
-        "measured": figures,
-    }  # fmt: skip
-    (out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-
-
-def main() -> None:
-    """Make the whole folder."""
-    parser = argparse.ArgumentParser(description="make the built-in policy that knows tools again")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
-    torch.use_deterministic_algorithms(True)
-    tasks = errands_tasks(TOTAL, args.seed)
-    seen = [task for task in tasks if not is_heldout(task.id, HELDOUT)]
-    unseen = [task for task in tasks if is_heldout(task.id, HELDOUT)]
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer)
-    train(model, tokenizer, seen, skilled, LEARN_STEPS, LEARN_RATE, args.seed)
-    figures: dict[str, Any] = {"after_learning": measure_kinds(model, tokenizer, unseen)}
-    print(figures, flush=True)
-    train(model, tokenizer, seen, faulty, BLUR_STEPS, BLUR_RATE, args.seed + 1)
-    args.out.mkdir(parents=True, exist_ok=True)
-    save(model, tokenizer, args.out)
-    figures["heldout"] = measure_kinds(model.float(), tokenizer, unseen)
-    print(figures)
-    write_manifest(model, args.out, args, figures)
-
+BLURRED = {"calls": CALLS, "right": RIGHT, "systematic": SYSTEMATIC, "copied": COPIED}
+PEBBLE_TOOLS = PolicyRecipe(
+    name="pebble_tools",
+    source="builtin:errands",
+    tasks=lambda seed: errands_tasks(TOTAL, seed),
+    tokenizer=make_tokenizer,
+    loss_of=loss_of,
+    measure=measure_kinds,
+    batch=BATCH,
+    learn=TeachingStage(skilled, LEARN_STEPS, LEARN_RATE, {"calls": CALLS_LEARNING}),
+    blur=TeachingStage(faulty, BLUR_STEPS, BLUR_RATE, BLURRED),
+)
 
 if __name__ == "__main__":
-    main()
+    make(PEBBLE_TOOLS, Path(__file__).parent)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
-from surefoot.data.files import SUFFIXES, RowProblem
+from surefoot.data.files import SUFFIXES, RowProblem, of_known_kind
 from surefoot.data.heldout import is_heldout, refuse_empty_side, side_key
 from surefoot.data.lru import MISS, LRUCache
 from surefoot.data.on_disk.build import Form, bad_rows_error, build_index, changed
@@ -234,13 +234,7 @@ def _existing(path: Path) -> Path:
         raise TaskFileMissingError(
             f"the task file {path} {state}", "there is nothing to read tasks from", f"use a {', '.join(SUFFIXES)} file"
         )
-    if path.suffix.lower() not in SUFFIXES:
-        raise TaskError(
-            f"{path.name} ends in {path.suffix!r}",
-            f"the ending says how to read the rows; known are {', '.join(SUFFIXES)}",
-            "convert the file, or rename it if it already is one of these",
-        )
-    return path
+    return of_known_kind(path, path.name)
 
 
 def _folder(path: Path, given: Path | None) -> Path:

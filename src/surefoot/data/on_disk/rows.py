@@ -254,7 +254,7 @@ def _each(rows: Iterable[object], name: str) -> Iterable[object]:
         raise TaskError(
             f"{name} failed after {number} rows: {type(error).__name__}: {error}",
             "a data set that ends early would be trained on as if it were whole",
-            "mend the source, or write its rows to a .jsonl file yourself",
+            "repair the source, or write its rows to a .jsonl file yourself",
         ) from error
 
 

@@ -5,7 +5,7 @@ Promises   the last code block counts; a sandbox that could not run the tests is
            where the host has no sandbox, nothing is run.
 Never      runs model-written code in this process.
 
-Read next: `code_tests.py`, which judges from outside the sandbox.
+Read next: `sandbox/code_tests.py`, which judges from outside the sandbox.
 """
 
 from __future__ import annotations

@@ -344,8 +344,8 @@ def _rows(kind: VerifierKind) -> RewardFunction:
 
 
 def _ask(pool: RewardPool, problem: Mapping[str, Any], text: str) -> RewardValue:
-    marks = pool.score([RewardJob([""], [text], {"problem": [dict(problem)]})])[0]
-    return next(iter(marks.values()))
+    values = pool.score([RewardJob([""], [text], {"problem": [dict(problem)]})])[0]
+    return next(iter(values.values()))
 
 
 # -- the built-in scorer of task sets that name their verifiers ----------------------

@@ -1,1 +1,1 @@
-"""Tool servers over MCP: started, pinned, capped, pooled, buried."""
+"""Tool servers over MCP: started, pinned, capped, pooled, reaped."""

@@ -4,13 +4,12 @@ Owns       the names that tools go by in a run, and the SHA-256 that a server's 
 Promises   a changed, new or missing tool is refused by server and tool name; two tools never share a name; characters
            that a person cannot see in a description are spelled out.
 
-Read next: `mcp_client.py`, which checks every new connection.
+Read next: `toolkit.py`, which checks every new connection.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 from surefoot.errors import ToolError
 from surefoot.protocols import ToolSpec
+from surefoot.system.hashing import sha256_of
 from surefoot.tools.mcp.servers import Server
 from surefoot.tools.schema import MAX_SCHEMA_BYTES
 from surefoot.tools.text import shown
@@ -62,7 +62,7 @@ class Listing:
 
 def _sha(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256_of(text)
 
 
 def listing_of(server: Server, offers: Iterable[Offer]) -> Listing:

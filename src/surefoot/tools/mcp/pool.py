@@ -6,7 +6,7 @@ Promises   an isolated connection serves one rollout and is never used again; a 
            is refused; when `close` returns nothing of the server is left.
 Never      decides what a failure means for a rollout.
 
-Read next: `mcp_client.py`, which asks for connections.
+Read next: `toolkit.py`, which asks for connections.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Pool:
         self._http: Any = None
         self._starts = asyncio.Semaphore(STARTS)
         self._shared: list[Connection | None] = [None] * server.connections
-        self._mending = [asyncio.Lock() for _ in range(server.connections)]
+        self._reconnecting = [asyncio.Lock() for _ in range(server.connections)]
         self._users = [0] * server.connections
         self._warm: deque[asyncio.Task[Connection]] = deque()
         self._alive: set[Connection] = set()
@@ -125,12 +125,12 @@ class Pool:
         await asyncio.wait({chore}, timeout=max(0.0, timeout_s))
         if chore.done():
             return chore.result()
-        chore.add_done_callback(self._nobody_wants)
+        chore.add_done_callback(self._close_unwanted)
         if self.server.isolation == "isolated":
             chore.cancel()
         raise WireFault(OVERLOADED, f"had no connection to give within {timeout_s:.3g} s")
 
-    def _nobody_wants(self, chore: asyncio.Task[Connection]) -> None:
+    def _close_unwanted(self, chore: asyncio.Task[Connection]) -> None:
         if chore.cancelled() or chore.exception() is not None:
             return
         if self.server.isolation == "shared":
@@ -157,21 +157,21 @@ class Pool:
             self._warm.append(self._chore(self.connect()))
 
     async def _take_shared(self) -> Connection:
-        """The least busy of the connections, mended first if it is broken; `give_back` it."""
+        """The least busy of the connections, repaired first if it is broken; `give_back` it."""
         place = min(range(len(self._users)), key=lambda i: self._users[i])
         self._users[place] += 1
         try:
-            async with self._mending[place]:
+            async with self._reconnecting[place]:
                 connection = self._shared[place]
                 if connection is None or not connection.usable:
-                    connection = await self._mend(place, connection)
+                    connection = await self._reconnect(place, connection)
         except BaseException:
             self._users[place] -= 1
             raise
         connection.place = place
         return connection
 
-    async def _mend(self, place: int, broken: Connection | None) -> Connection:
+    async def _reconnect(self, place: int, broken: Connection | None) -> Connection:
         self._shared[place] = None
         if broken is not None:
             self.counts.add("restarts")

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import surefoot
+import surefoot_harness
 from surefoot.errors import SecurityError, ToolError, ToolFailedError
 from surefoot.sandbox import host
 from surefoot.sandbox.process import SandboxReports
@@ -35,7 +37,7 @@ from surefoot.tools.mcp.hosts import HostGrants, in_words
 from surefoot.tools.mcp.proxy import PORT, HostProxy, proxy_variables
 from surefoot.tools.mcp.servers import Server
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_PACKAGES = [os.path.dirname(os.path.abspath(each.__file__ or "")) for each in (surefoot, surefoot_harness)]
 _CLOCK = ("/etc/localtime", "/etc/timezone")
 _NAMES = (
     "/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/services",
@@ -178,7 +180,7 @@ def _around(program: str) -> Iterator[str]:
     home = os.path.dirname(os.path.dirname(program))
     yield from _added(home)
     if real == host.python() and os.path.realpath(home) in map(os.path.realpath, (sys.prefix, sys.base_prefix)):
-        yield _PACKAGE
+        yield from _PACKAGES
 
 
 def _libraries(home: str) -> Iterator[str]:
@@ -245,8 +247,8 @@ def _bad_grant(server: Server, what: str, fix: str) -> ToolError:
 # it ended, as a shell would, once nothing of it is left.
 # Never      reads a byte of what the server says.
 #
-# Boxed: sandbox keeper (one for all) --> first process of a sandbox --> server
-# Kept:  server keeper (one each) --> server, with the rights and the files of whoever started us
+# Boxed: sandbox server (one for all) --> first process of a sandbox --> server
+# Kept:  supervisor (one each) --> server, with the rights and the files of whoever started us
 
 
 _LIMITS = {"cpu_s": None, "memory_mb": 0, "processes": 256, "files_open": 1024, "scratch_mb": 64}
@@ -317,7 +319,7 @@ class SandboxedServer:
         request = _request(server)
         theirs, ours = _pipes()
         try:
-            self._born = host.spawn(theirs, network=server.network is True)
+            self._sandboxed = host.spawn(theirs, network=server.network is True)
         except BaseException as error:
             for descriptor in ours:
                 os.close(descriptor)
@@ -327,21 +329,21 @@ class SandboxedServer:
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-        self.pid = self._born.pid
+        self.pid = self._sandboxed.pid
         self.streams = (ours[0], ours[1], ours[2])
         self._status: int | None = None
         with contextlib.suppress(OSError):  # its first process has ended; its report, or the lack of one, says why
-            head = json.dumps({**request, "landlock": self._born.landlock}).encode()
-            self._born.link.sendall(pack(head + b"\n"))
-        self._born.link.setblocking(False)
-        self._loop.add_reader(self._born.link, self._hear)
+            head = json.dumps({**request, "landlock": self._sandboxed.landlock}).encode()
+            self._sandboxed.link.sendall(pack(head + b"\n"))
+        self._sandboxed.link.setblocking(False)
+        self._loop.add_reader(self._sandboxed.link, self._read_reports)
 
-    def _hear(self) -> None:
+    def _read_reports(self) -> None:
         """What the sandbox's first process says: attempts to reach the network, and the ending."""
-        for said in self._reports.read(self._born.link):
+        for said in self._reports.read(self._sandboxed.link):
             self._take(said)
         if self._reports.ended:
-            self._loop.remove_reader(self._born.link)
+            self._loop.remove_reader(self._sandboxed.link)
 
     def _take(self, said: dict[str, Any]) -> None:
         if "listening" in said:
@@ -362,7 +364,7 @@ class SandboxedServer:
             self._proxy = HostProxy(listener, self._grants, lambda host: self._denied(1, host))
             return
         self._take({"failed": "no descriptor left to reach the granted hosts by"})
-        self._born.kill()
+        self._sandboxed.kill()
 
     def _close_proxy(self) -> None:
         if self._proxy is not None:
@@ -371,27 +373,27 @@ class SandboxedServer:
 
     def poll(self) -> int | None:
         """Its exit status once its first process, and with it everything, is gone."""
-        if self._status is None and _readable(self._born.pidfd, 0.0):
-            self._hear()
+        if self._status is None and _readable(self._sandboxed.pidfd, 0.0):
+            self._read_reports()
             code = int(self._report.get("exit", -signal.SIGKILL))
             code = supervisor.NOT_STARTED if "failed" in self._report else code
             self._status = code if code >= 0 else 128 - code
-            self._loop.remove_reader(self._born.link)
-            self._born.close()
+            self._loop.remove_reader(self._sandboxed.link)
+            self._sandboxed.close()
             self._close_proxy()
         return self._status
 
     def stop(self) -> None:
         """SIGKILL to the first process; the kernel ends everything else with it."""
         if self._status is None:
-            self._born.kill()
+            self._sandboxed.kill()
         self._close_proxy()
 
     def destroy(self) -> None:
         """Nothing survives SIGKILL: wait until the kernel has cleared up."""
         self.stop()
         while self.poll() is None:
-            _readable(self._born.pidfd, 1.0)
+            _readable(self._sandboxed.pidfd, 1.0)
 
 
 def _readable(descriptor: int, timeout_s: float) -> bool:
@@ -437,7 +439,7 @@ class SupervisedServer:
             raise
 
     def _start(self, server: Server) -> None:
-        """The keeper, which starts the server; three pipes to the server and one to the keeper."""
+        """The supervisor, which starts the server; three pipes to the server and one to the supervisor."""
         control_theirs, control_ours = os.pipe()
         words = [supervisor.__file__, str(os.getpid()), str(control_theirs), self.folder]
         try:
@@ -461,21 +463,21 @@ class SupervisedServer:
             stream.close()
 
     def poll(self) -> int | None:
-        """The keeper ends with the server's status, when nothing of the server is left."""
+        """The supervisor ends with the server's status, when nothing of the server is left."""
         code = self.process.poll()
         if code is not None:
             self.process.release()
         return code
 
     def stop(self) -> None:
-        """Have the keeper end everything; forget the folder."""
+        """Have the supervisor end everything; forget the folder."""
         if self.control is not None:
-            with contextlib.suppress(BrokenPipeError):  # a keeper that is gone has done its work
+            with contextlib.suppress(BrokenPipeError):  # a supervisor that is gone has done its work
                 os.write(self.control, b"!")  # closing is not enough: a fork of ours may hold the pipe open
             os.close(self.control)
             self.control = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def destroy(self) -> None:
-        """Somebody stopped the keeper; the server dies with it."""
+        """Somebody stopped the supervisor; the server dies with it."""
         self.process.end()

@@ -3,7 +3,7 @@
 Owns       `Server`, `Limits` and `ServerStatus`: plain values, checked when they are made.
 Never      starts, connects or imports the MCP package.
 
-Read next: `mcp_client.py`, which makes tools of them.
+Read next: `toolkit.py`, which makes tools of them.
 """
 
 from __future__ import annotations

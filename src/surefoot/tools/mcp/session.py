@@ -75,7 +75,7 @@ class Connection:
     def with_last_words(self, fault: WireFault) -> WireFault:
         """The same fault, with what the server wrote; of one that ended, only what came after its last answer."""
         if self.process is not None:
-            self.process.hear()
+            self.process.keep_stderr()
         if self.process is None or fault.reason != CRASHED:
             return WireFault(fault.reason, fault.text, self.tail())
         tail = self.process.tail(since_it_spoke=True)

@@ -136,7 +136,7 @@ class ServerProcess:
             if not self._bytes.take(len(piece)):
                 raise WireFault(FLOODED, f"said more than {self.limits.bytes_per_s:g} bytes in a second")
             for line, size in cutter.feed(piece):
-                self.hear()
+                self.keep_stderr()
                 self._said_at = self.stderr_bytes
                 if line.strip():
                     yield message_of(line, size), size
@@ -206,12 +206,12 @@ class ServerProcess:
 
     def kill(self) -> None:
         """End everything, at once, and close our ends. May be called twice."""
-        self.hear()
+        self.keep_stderr()
         self.child.stop()
         for pipe in (self._in, self._out, self._err):
             pipe.close()
 
-    def hear(self) -> None:
+    def keep_stderr(self) -> None:
         """What it wrote to its standard error and nobody read yet, without waiting; only inside the event loop."""
         for _ in range(4):
             try:
@@ -246,7 +246,7 @@ def exit_words(status: int) -> str:
 
 LIST_CHANGED = "notifications/tools/list_changed"
 _LAST_LOOK_S = 2.0
-"""A server that closed a pipe has usually ended; on a busy machine its keeper needs a moment to say how."""
+"""A server that closed a pipe has usually ended; on a busy machine its supervisor needs a moment to say how."""
 
 
 class Bridge:

@@ -2,7 +2,7 @@
 
 Owns       the server, and every process that descends from it, however it tried to get away.
 Promises   when the server ends, when the driver says so on the control pipe or closes it, or when the driver is gone
-           in any way, all of them are killed and buried; then this process ends with the server's own status. If
+           in any way, all of them are killed and reaped; then this process ends with the server's own status. If
            somebody kills this process, the server dies with it.
 Never      imports anything of ours, reads a byte of what is said, or outlives its work.
 
@@ -39,10 +39,10 @@ def main(parent: int, control: int, folder: str, command: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    keeper = os.getpid()
+    supervisor = os.getpid()
     server = os.fork()
     if server == 0:
-        become(command, keeper, control)
+        become(command, supervisor, control)
     let_go_of_streams()
     ended, driver_is_gone = wait_for_an_end(server, parent, control)
     end_children(server)
@@ -51,14 +51,14 @@ def main(parent: int, control: int, folder: str, command: list[str]) -> int:
     return 128 + signal.SIGKILL if ended is None else status_of(ended)
 
 
-def become(command: list[str], keeper: int, control: int) -> None:
-    """In the child: a session of its own, dies with its keeper, then the server's program. Never returns."""
+def become(command: list[str], supervisor: int, control: int) -> None:
+    """In the child: a session of its own, dies with its supervisor, then the server's program. Never returns."""
     os.close(control)
     os.setsid()
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
-    if os.getppid() == keeper:
+    if os.getppid() == supervisor:
         try:
             os.execvp(command[0], command)  # noqa: S606 - an explicit argv is what we promise
         except OSError as error:
@@ -106,7 +106,7 @@ def reap(server: int) -> int | None:
 
 
 def end_children(server: int) -> None:
-    """Kill and bury until there is no child left; what a dead child leaves behind becomes ours, and is next."""
+    """Kill and reap until there is no child left; what a dead child leaves behind becomes ours, and is next."""
     give_up = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up:
         kill_group(server)

@@ -69,7 +69,7 @@ def _environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 
 class ProcessRunner:
-    """A world in a process of its own: `tool_threads.Runner` over two pipes."""
+    """An environment in a process of its own: `pool.Runner` over two pipes."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         try:
@@ -137,7 +137,7 @@ class ProcessRunner:
         return ToolFailedError(
             f"a foreign environment failed ({question}): {what}{story}",
             "the attempt was not the model's to lose, so it gets no verdict",
-            "mend the environment, or the packages of its Python",
+            "repair the environment, or the packages of its Python",
             reason,
         )
 

@@ -70,7 +70,7 @@ class EnvHost:
 
     def __init__(self, file: str, name: str, form: str) -> None:
         self._file, self._name, self._form = file, name, form
-        self._world: Any = None
+        self._instance: Any = None
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """The value, or why there is none."""
@@ -85,15 +85,15 @@ class EnvHost:
 
     def _value(self, ask: str, deadline_s: float, words: dict[str, Any]) -> Any:
         if ask == "make":
-            self._world = _make(self._file, self._name, self._form)
-            return list(self._world.specs)
+            self._instance = _make(self._file, self._name, self._form)
+            return list(self._instance.specs)
         if ask == "reset":
-            return self._world.reset(words["row"], words["extras"], deadline_s)
+            return self._instance.reset(words["row"], words["extras"], deadline_s)
         if ask == "reward":
-            return _number(self._world.reward(deadline_s))
+            return _number(self._instance.reward(deadline_s))
         if ask == "close":
-            return self._world.close()
-        return list(self._world.call(words["name"], words["arguments"], deadline_s))
+            return self._instance.close()
+        return list(self._instance.call(words["name"], words["arguments"], deadline_s))
 
 
 def _failure(ask: str, error: BaseException) -> list[str]:

@@ -113,7 +113,7 @@ class ThreadRunner:
 
     def __init__(self, make: Callable[[], EnvInstance], stuck: StuckThreads) -> None:
         self._make, self._stuck = make, stuck
-        self._world: EnvInstance | None = None
+        self._instance: EnvInstance | None = None
         self._dead = False
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="surefoot-world", daemon=True)
@@ -148,29 +148,29 @@ class ThreadRunner:
 
     def _answer(self, question: str, deadline_s: float, words: dict[str, Any]) -> Any:
         if question == "make":
-            self._world = self._make()
-            return list(self._world.specs)
-        assert self._world is not None, "a world is made before it is asked"
+            self._instance = self._make()
+            return list(self._instance.specs)
+        assert self._instance is not None, "a world is made before it is asked"
         if question == "reset":
-            return self._world.reset(words["row"], words["extras"], deadline_s)
+            return self._instance.reset(words["row"], words["extras"], deadline_s)
         if question == "reward":
-            return self._world.reward(deadline_s)
-        return list(self._world.call(words["name"], words["arguments"], deadline_s))
+            return self._instance.reward(deadline_s)
+        return list(self._instance.call(words["name"], words["arguments"], deadline_s))
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             if not job.run():
                 self._stuck.remove()
                 break
-        if self._world is not None:
-            _Job("close", self._world.close).run()  # what a world says on closing changes nothing any more
+        if self._instance is not None:
+            _Job("close", self._instance.close).run()  # what a world says on closing changes nothing any more
 
 
 def _failed(question: str, what: str, reason: str) -> ToolFailedError:
     return ToolFailedError(
         f"a tool's world failed ({question}): {what}",
         "the attempt was not the model's to lose, so it gets no verdict",
-        "mend the tool; what it wants to tell the model it may return or raise",
+        "repair the tool; what it wants to tell the model it may return or raise",
         reason,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,10 @@ from surefoot.harness.tracker.tracker import MetricTracker
 from surefoot.harness.trend import read_history, trends
 
 pytest_plugins = ["pytester", "plugin_kit"]
+
+ENTRY_POINT = """[pytest11]
+surefoot.harness.plugin = surefoot_harness.pytest_entry
+"""
 
 POLICY = """
     import pytest
@@ -165,27 +170,43 @@ def test_two_files_of_one_name_are_both_kept(pytester: pytest.Pytester, nested: 
 
 
 def test_loading_the_plugin_imports_nothing_heavy(repo: Path) -> None:
-    code = (
-        "import pytest, sys; before = set(sys.modules); import surefoot.harness.plugin\n"
-        "print(*sorted(name for name in set(sys.modules) - before))"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(repo / "src")}, capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert said == ["surefoot", "surefoot.harness", "surefoot.harness.plugin", "surefoot.moved_names"]
+    path = os.pathsep.join([str(repo / "src"), str(repo / "harness" / "src")])
+
+    def loaded(name: str) -> list[str]:
+        code = f"import pytest, sys; before = set(sys.modules); import {name}; print(*(set(sys.modules) - before))"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True)
+        return sorted(done.stdout.split())
+
+    assert loaded("surefoot_harness.plugin") == ["surefoot_harness", "surefoot_harness.plugin"]
+    assert loaded("surefoot_harness.pytest_entry") == ["surefoot_harness", "surefoot_harness.pytest_entry"]
+    said = loaded("surefoot.harness.plugin")
+    assert [name for name in said if name.startswith("surefoot.") or name == "surefoot"] == [
+        "surefoot", "surefoot.harness", "surefoot.harness.plugin", "surefoot.moved_names",
+    ]  # fmt: skip
+    assert [name for name in said if name.startswith("surefoot_harness.")] == ["surefoot_harness.pytest_entry"]
 
 
 def test_the_plugin_can_be_named_although_it_is_installed(
     pytester: pytest.Pytester, nested: Nested, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An entry point of the same name as the module lets pytest see that both are one plugin."""
-    info = pytester.mkdir("stand_in-1.dist-info")
-    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: stand-in\nVersion: 1\n")
-    info.joinpath("entry_points.txt").write_text("[pytest11]\nsurefoot.harness.plugin = surefoot.harness.plugin\n")
-    pytester.makepyfile("def test_one(): pass")
+    """Whichever name it is called by, and however many distributions bring it: it is there once, or not at all."""
+    for name in ("surefoot", "surefoot_harness"):  # both, as in their two pyproject.toml
+        info = pytester.mkdir(f"{name}-1.dist-info")
+        info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        info.joinpath("entry_points.txt").write_text(ENTRY_POINT)
+    pytester.makepyfile(
+        "def test_it(pytestconfig):\n"
+        "    named = [type(plugin).__name__ for plugin in pytestconfig.pluginmanager.get_plugins()]\n"
+        "    assert named.count('ResultsPlugin') == 1"
+    )
     monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=":")
-    nested("-p", "no:xdist", "-p", "no:hypothesispytest", fresh=True).assert_outcomes(passed=1)
+    others = ("-p", "no:xdist", "-p", "no:hypothesispytest", "-p", "no:cacheprovider")
+    for name in ("surefoot.harness.plugin", "surefoot_harness.plugin", "no:other"):
+        pytester.runpytest_subprocess(*others, "-p", name, timeout=60).assert_outcomes(passed=1)
+    for name in ("surefoot.harness.plugin", "surefoot_harness.plugin"):
+        pytester.runpytest_subprocess(*others, "-p", f"no:{name}", timeout=60).assert_outcomes(failed=1)
 
 
 KNOWN_EXAMPLE = """

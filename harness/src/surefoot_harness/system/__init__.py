@@ -1,0 +1,1 @@
+"""What the rest of the package asks of the operating system: files, processes, signals, memory, text."""

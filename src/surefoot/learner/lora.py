@@ -1,0 +1,432 @@
+"""LoRA through PEFT: small matrices are trained beside frozen weights, and engines get the sum of both.
+
+    learner      base(x) + alpha / rank * B(A(x))      the optimiser has A, B and `modules_to_save`, nothing else
+    reference    base(x)                               the same network with its adapter off; there is no second copy
+    engines      base + alpha / rank * B @ A           merged into memory of its own, under plain Hugging Face names
+
+Owns       the adapter in a network, the merged copy of what it changes, and the adapter's files.
+Promises   the base is never written: its checksums are those of the start, looked at after the first step and before
+           every save; a version is merged once; merged before the first step, it is the base bit for bit; what is saved
+           loads with `PeftModel.from_pretrained`; an adapter of another base is refused by name.
+Never      imports PEFT before an adapter is asked for, or merges into the weights that are trained beside.
+
+Read next: `grpo.py`, who steps it; `checkpoint.py`, its state beside the optimiser's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import ConfigError, InvariantError, ModelError, StateError
+from surefoot.learner.tensor_file import Spec, check_fits, read_header, read_tensors
+from surefoot.maths.checksums import checksums
+from surefoot.protocols import Weights
+from surefoot.storage.files import Manifest, parse_json, refusal, verify_folder
+from surefoot.system.files import open_plain
+from surefoot.system.hashing import sha256_of_sized
+
+if TYPE_CHECKING:
+    from surefoot.learner.model import Policy
+
+NAME = "default"
+"""What PEFT calls an adapter that nobody named."""
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ALL_LINEAR = "all-linear"
+FACTS = "adapter"
+"""Where a checkpoint's manifest says what the adapter belongs to."""
+CONFIG_BYTES = 1 << 20
+
+Named = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """The adapter's numbers; see the config keys of the same names below `lora`."""
+
+    rank: int
+    alpha: float
+    target_modules: tuple[str, ...]
+    """Ends of the names of linear layers, or `("all-linear",)`."""
+    modules_to_save: tuple[str, ...] = ()
+    seed: int = 0
+    """Of the first half of every pair; the other begins as 0."""
+
+
+@dataclass(frozen=True)
+class AdapterPlan:
+    """What an adapter would be on a model, known before there are weights."""
+
+    parameters: int
+    """Entries that are trained."""
+    merged: int
+    """Entries of the base that have a merged copy."""
+    total: int
+    """Entries of the base."""
+    layers: int
+    """Linear layers with a pair of matrices."""
+    specs: Mapping[str, Spec]
+    """The tensors of its file."""
+    settings: LoraSettings
+
+    def line(self) -> str:
+        """For a person."""
+        numbers = self.settings
+        beside = f" and {', '.join(numbers.modules_to_save)} whole" if numbers.modules_to_save else ""
+        return (
+            f"LoRA of rank {numbers.rank}, alpha {numbers.alpha:g}, on {self.layers} linear layers{beside}: "
+            f"{self.parameters:,} parameters beside {self.total:,} frozen ones"
+        )
+
+
+class Merged(NamedTuple):
+    """What merging a version did."""
+
+    changed: int
+    """Entries of what engines get that are another number than in the version before."""
+    entries: int
+    """Of all that engines get."""
+    seconds: float
+
+
+def require_peft() -> None:
+    """Raise unless PEFT is installed: without it there would be no adapter, and every weight would be trained."""
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError(
+            "[lora] needs the package peft", "the adapter is PEFT's own, so that whoever has PEFT can load it",
+            "pip install 'surefoot[peft]', or leave [lora] out to train every weight",
+        )  # fmt: skip
+
+
+def plan_adapter(settings: LoraSettings, empty: Any) -> AdapterPlan:
+    """What the adapter would be on this network, which may be without memory (`model.empty_net`)."""
+    total = sum(p.numel() for p in empty.parameters())
+    model = _inject(empty, settings)
+    layers = [module for _, module in _layers(empty)]
+    trained = {name: p for name, p in empty.named_parameters() if p.requires_grad}
+    merged = sum(layer.base_layer.weight.numel() for layer in layers)
+    saved = sum(p.numel() for name, p in trained.items() if _SAVED in name)
+    specs = {name: Spec("F32", tuple(value.shape)) for name, value in _file_tensors(model).items()}
+    return AdapterPlan(sum(p.numel() for p in trained.values()), merged + saved, total, len(layers), specs, settings)
+
+
+_SAVED = f".modules_to_save.{NAME}."
+
+
+class Adapter:
+    """A pair of matrices beside each chosen layer of a network, which is frozen from here on.
+
+    Args:
+        net: a Hugging Face causal language model; its modules are replaced in place.
+        base: the model's weights in the precision of its file, by name, where `net` computes in a coarser one.
+    """
+
+    def __init__(self, net: Any, settings: LoraSettings, base: Mapping[str, Tensor] | None = None) -> None:
+        self.settings = settings
+        plain = dict(net.named_parameters())
+        self.base_model = str(getattr(net, "name_or_path", "") or "")
+        self.base_sha256 = _fingerprint(plain | dict(base or {}))
+        self._model = _inject(net, settings)
+        own = dict(net.named_parameters())
+        self.trained: Named = {name: p for name, p in own.items() if p.requires_grad}
+        """What the optimiser steps, by the names of the network: float32, whatever the base computes in."""
+        self._frozen: Named = {name: p for name, p in own.items() if not p.requires_grad}
+        self._sums = checksums(self._frozen)
+        self._layers = dict(_layers(net))
+        self._live = {_plain_name(name): p for name, p in own.items() if _plain_name(name) in plain}
+        self._live |= {_plain_name(name): p for name, p in self.trained.items() if _SAVED in name}
+        self._order = list(plain)
+        self._copies: Named = {}
+        """Merged weights and copies of whole modules: what engines get in place of `_live`."""
+        self._scratch: Tensor | None = None
+        self._version: int | None = None
+        self._check_names(plain)
+
+    def _check_names(self, plain: Mapping[str, Tensor]) -> None:
+        low = [name for name, p in self.trained.items() if p.dtype != torch.float32]
+        lost = [name for name, p in plain.items() if name not in self._live or self._live[name].shape != p.shape]
+        if low or lost:
+            name = (low or lost)[0]
+            raise InvariantError(
+                f"the adapter and its network do not fit: {name}",
+                "it would be trained in a coarser precision" if low else "engines would never get that tensor",
+                "report this with the model's config.json and the [lora] table; leave [lora] out to train every weight",
+            )
+
+    # -- engines ----------------------------------------------------------------
+
+    def published(self, version: int) -> Weights:
+        """Every weight of the model under its plain name, the adapter merged in; merged once per version.
+
+        The memory of a version is that of the next one, as it is for weights that are trained themselves.
+        """
+        if self._version != version:
+            self.merge(version)
+        return {name: self._copies.get(name, self._live[name]) for name in self._order}
+
+    @torch.no_grad()
+    def merge(self, version: int) -> Merged:
+        """Bring the merged copies to the adapter's present numbers, layer by layer."""
+        began = time.perf_counter()
+        self.allocate()
+        changed = [self._renew(name, value) for name, value in self._merged()]
+        count = sum(int(each) for each in changed)  # the device is waited for here, so the time is its own
+        self._version = version
+        return Merged(count, sum(self._live[name].numel() for name in self._order), time.perf_counter() - began)
+
+    def allocate(self) -> None:
+        """Take the memory that merging needs, so that running out of it cannot tear a step."""
+        if self._copies:
+            return
+        merged = {f"{name}.weight" for name in self._layers}
+        saved = {_plain_name(name) for name in self.trained if _SAVED in name}
+        copies = {name: torch.empty_like(self._live[name]).detach() for name in self._order if name in merged | saved}
+        largest = max(value.numel() for value in copies.values())
+        self._scratch = torch.empty(largest, dtype=torch.float32, device=next(iter(copies.values())).device)
+        self._copies = copies
+
+    def _merged(self) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor that engines get a copy of, as it is now; the merged ones in memory that the next one takes."""
+        assert self._scratch is not None, "allocate comes first"
+        for name, layer in self._layers.items():
+            weight = layer.base_layer.weight
+            room = self._scratch[: weight.numel()].view(weight.shape)
+            low, high = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+            torch.addmm(weight.float(), high, low, alpha=layer.scaling[NAME], out=room)
+            yield f"{name}.weight", room
+        for name, value in self.trained.items():
+            if _SAVED in name:
+                yield _plain_name(name), value
+
+    def _renew(self, name: str, value: Tensor) -> Tensor:
+        """Put a tensor into its copy, rounded; returns in how many entries that changed it."""
+        copy, rounded = self._copies[name], value.to(self._copies[name].dtype)
+        changed = torch.count_nonzero(copy != rounded)
+        copy.copy_(rounded)
+        return changed
+
+    # -- learning ---------------------------------------------------------------
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Inside this the network is its base: the reference."""
+        with self._model.disable_adapter():
+            yield
+
+    def awake(self) -> Named:
+        """What can have a gradient: not the first half of a pair whose second half is still 0 throughout."""
+        asleep = {
+            id(layer.lora_A[NAME].weight) for layer in self._layers.values()
+            if not bool(layer.lora_B[NAME].weight.any())
+        }  # fmt: skip
+        return {name: p for name, p in self.trained.items() if id(p) not in asleep}
+
+    def check_step(self, optimiser: torch.optim.Optimizer) -> None:
+        """Before a step: the optimiser has the adapter and nothing of the base, and the base has no gradient."""
+        frozen = {p.data_ptr(): name for name, p in self._frozen.items()}
+        stepped = [p for group in optimiser.param_groups for p in group["params"]]
+        found = [frozen[p.data_ptr()] for p in stepped if p.data_ptr() in frozen]
+        found += [name for name, p in self._frozen.items() if p.grad is not None or p.requires_grad]
+        if found or len(stepped) != len(self.trained):
+            told = f"{found[0]} of the base" if found else f"{len(stepped)} tensors of {len(self.trained)}"
+            raise InvariantError(
+                f"the optimiser of an adapter would step {told}",
+                "the base would move with it: the reference too, and the adapter would fit nobody else's base",
+                "nothing was stepped; only what [lora] names may have a gradient",
+            )
+
+    def check_base(self) -> None:
+        """The base is what it was at the start, to the last bit."""
+        now = checksums(self._frozen)
+        if moved := [name for name, value in self._sums.items() if now[name] != value]:
+            raise InvariantError(
+                f"{len(moved)} tensors of the frozen base have changed, first {moved[0]}",
+                "the reference is the base, and the saved adapter would belong to a model that nobody has",
+                "nothing of this version is saved; go on from the last checkpoint",
+            )
+
+    # -- files ------------------------------------------------------------------
+
+    def tensors(self) -> Named:
+        """The adapter by the names of its file."""
+        return _file_tensors(self._model)
+
+    def restored(self) -> None:
+        """The adapter's numbers were put back from elsewhere: what was merged before is of another version."""
+        self._version = None
+
+    def config(self) -> dict[str, Any]:
+        """`adapter_config.json`, as PEFT reads it, the same in every process."""
+        found = dict(self._model.peft_config[NAME].to_dict())
+        lists = {name: sorted(value) for name, value in found.items() if isinstance(value, set)}
+        return found | lists | {"inference_mode": True, "peft_type": "LORA", "base_model_name_or_path": self.base_model}
+
+    def facts(self) -> dict[str, Any]:
+        """What the manifest of a checkpoint says of it."""
+        return {FACTS: {"base_model": self.base_model, "base_sha256": self.base_sha256}}
+
+    def refuse_other_base(self, manifest: Manifest) -> None:
+        """Raise unless the checkpoint is of an adapter on these very weights."""
+        base = manifest.facts.get(FACTS)
+        told = base if isinstance(base, dict) else {}
+        if told.get("base_sha256") != self.base_sha256:
+            raise _another_base(manifest.folder, str(told.get("base_model")), self.base_model)
+
+    def load(self, folder: Path) -> None:
+        """The adapter of a checkpoint, its training state unread; what does not fit is refused, and nothing changes."""
+        manifest = verify_folder(folder, unread="training/")
+        self.refuse_other_base(manifest)
+        own = self.tensors()
+        values = read_tensors(manifest.path(WEIGHTS), {name: Spec.of(value) for name, value in own.items()})
+        _refuse_other_scale(manifest, self.config())
+        for name, value in values.items():
+            if not bool(value.isfinite().all()):
+                raise refusal(manifest.path(WEIGHTS), f"{name} holds a number that is not finite")
+        with torch.no_grad():
+            for name, target in own.items():
+                target.copy_(values[name])
+        self.restored()
+
+
+def with_adapter(policy: Policy, settings: LoraSettings | None) -> tuple[Policy, Adapter | None]:
+    """The policy with an adapter in its network; without settings as it is. The base needs no masters."""
+    if settings is None:
+        return policy, None
+    adapter = Adapter(policy.model, settings, policy.masters)
+    return replace(policy, masters=None), adapter
+
+
+def refuse_other_shapes(folder: Path, plan: AdapterPlan, base_model: str) -> None:
+    """Raise if a checkpoint's adapter cannot be of this model: by names and shapes alone, before weights are read."""
+    path = folder / WEIGHTS
+    try:
+        check_fits(path, read_header(path), plan.specs)
+    except StateError as error:
+        raise StateError(
+            f"{folder} is an adapter of another model than {base_model}: {error.what}",
+            "beside other weights it means nothing", "use the model that it was trained on",
+        ) from error  # fmt: skip
+
+
+def _another_base(folder: Path, told: str, own: str) -> StateError:
+    return StateError(
+        f"{folder} is an adapter of another model: it was trained on {told}, this is {own}, whose weights differ",
+        "an adapter is a difference to the very weights that it was trained beside; beside others it means nothing",
+        "bring back those weights, or start a new run",
+    )
+
+
+def _refuse_other_scale(manifest: Manifest, own: Mapping[str, Any]) -> None:
+    """Rank and alpha are what the shapes do not say: another alpha is another policy."""
+    path = manifest.path(CONFIG)
+    with open_plain(path) as file:
+        found = parse_json(path, file.read(CONFIG_BYTES))
+    for key in ("r", "lora_alpha", "target_modules", "modules_to_save"):
+        if found.get(key) != own[key]:
+            raise refusal(path, f"{key} is {str(found.get(key))[:80]}, this run has {own[key]}")
+
+
+# -- PEFT: the only place that knows it -------------------------------------------------------------
+
+
+def _inject(net: Any, settings: LoraSettings) -> Any:
+    """The network with an adapter, in PEFT's wrapper; the modules of `net` itself are replaced."""
+    require_peft()
+    from peft import LoraConfig, get_peft_model
+
+    targets = _targets(net, settings)
+    _check_saved(net, settings.modules_to_save)
+    alpha = int(settings.alpha) if float(settings.alpha).is_integer() else settings.alpha  # as others write it
+    config = LoraConfig(
+        r=settings.rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0,
+        modules_to_save=list(settings.modules_to_save) or None, task_type="CAUSAL_LM",
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = get_peft_model(net, config)
+    model.eval()
+    return model
+
+
+def _targets(net: Any, settings: LoraSettings) -> list[str]:
+    """The ends of the names of the layers that get a pair, or whole names where an end would match others too."""
+    linear = {name for name, module in net.named_modules() if isinstance(module, torch.nn.Linear)}
+    head = {name for name, module in net.named_modules() if module is net.get_output_embeddings()}
+    linear -= head
+    found = linear if settings.target_modules == (ALL_LINEAR,) else set[str]()
+    for wanted in () if found else settings.target_modules:
+        named = {name for name in linear if _ends_in(name, wanted)}
+        if not named:
+            ends = sorted({name.rpartition(".")[2] for name in linear})
+            is_head = any(_ends_in(name, wanted) for name in head)
+            raise ModelError(
+                f"lora.target_modules names {wanted!r}, and the model has no such linear layer"
+                + (" but its output layer" if is_head else ""),
+                "the loss reads the output layer's weight itself and would go around the adapter" if is_head
+                else "an adapter beside nothing would train nothing, without a word",
+                f"name some of {', '.join(ends)}, or write \"{ALL_LINEAR}\"",
+            )  # fmt: skip
+        found |= named
+    short = {name.rpartition(".")[2] for name in found}
+    others = {name.rpartition(".")[2] for name, _ in net.named_modules() if name not in found}
+    return sorted(found if short & others else short)
+
+
+def _check_saved(net: Any, wanted: Sequence[str]) -> None:
+    """Modules that are trained whole exist, and share their weights with no other."""
+    modules = dict(net.named_modules())
+    homes: dict[int, list[str]] = {}
+    for name, p in net.named_parameters(remove_duplicate=False):
+        homes.setdefault(id(p), []).append(name)
+    for each in wanted:
+        found = [name for name in modules if name.endswith(each)]  # as PEFT matches them
+        if not found:
+            raise ModelError(
+                f"lora.modules_to_save names {each!r}, and the model has no such module",
+                "nothing would be trained in its place, without a word",
+                "name a module such as norm or embed_tokens, or leave it out",
+            )
+        for name in found:
+            tied = [own for p in modules[name].parameters() for own in homes[id(p)] if len(homes[id(p)]) > 1]
+            if tied:
+                raise ModelError(
+                    f"lora.modules_to_save names {each!r}, whose weight is shared: {' and '.join(sorted(set(tied)))}",
+                    "trained in one place it would stay as it was in the other",
+                    "leave it out, or use a model with tie_word_embeddings = false",
+                )
+
+
+def _ends_in(name: str, wanted: str) -> bool:
+    return name == wanted or name.endswith(f".{wanted}")
+
+
+def _layers(net: Any) -> Iterator[tuple[str, Any]]:
+    """The layers with a pair of matrices, by their names in the network."""
+    from peft.tuners.lora import LoraLayer
+
+    return ((name, module) for name, module in net.named_modules() if isinstance(module, LoraLayer))
+
+
+def _plain_name(name: str) -> str:
+    """A parameter's name in the model without an adapter."""
+    return name.replace(".base_layer.", ".").replace(_SAVED, ".")
+
+
+def _file_tensors(model: Any) -> Named:
+    from peft import get_peft_model_state_dict
+
+    found = get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+    return {str(name): value for name, value in found.items()}
+
+
+def _fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """One digest of all weights, the same on every device."""
+    return sha256_of_sized(f"{name} {number}".encode() for name, number in checksums(weights).items())

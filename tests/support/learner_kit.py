@@ -1,0 +1,50 @@
+"""A small learner, its parameters, and the rows of its microbatches."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.maths.losses import LossSettings
+from surefoot.records import TrainSample
+
+SampleGroups = Callable[..., list[TrainSample]]
+"""What the fixture `sampled_groups` is."""
+
+
+def make(net: Any, loss: LossSettings | None = None, **changes: Any) -> GRPOLearner:
+    """A learner of a copy of this net."""
+    settings = LearnerSettings(
+        loss=loss or LossSettings(), learning_rate=1e-2, max_steps=10, max_completion_length=9, temperature=1.0,
+        pad_token_id=0,
+    )  # fmt: skip
+    return GRPOLearner(copy.deepcopy(net), dataclasses.replace(settings, **changes))
+
+
+def parameters(learner: GRPOLearner) -> dict[str, Tensor]:
+    """Its parameters as they are now."""
+    return {name: p.detach().clone() for name, p in learner.net.named_parameters()}
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Bit for bit."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def counted_rows(learner: GRPOLearner) -> list[int]:
+    """Rows of every microbatch from now on; each costs a forward."""
+    rows: list[int] = []
+    real = learner._pack
+
+    def pack(piece: Sequence[TrainSample]) -> Any:
+        rows.append(len(piece))
+        return real(piece)
+
+    learner._pack = pack  # type: ignore[method-assign]
+    return rows

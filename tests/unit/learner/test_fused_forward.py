@@ -1,0 +1,337 @@
+"""The learner's forward pass for GPUs, with plain operations in place of its kernels, against the network's own modules.
+
+Bound: logprobs within 1e-5, gradients within 1e-4 relative, in float32: sums in another order. On a GPU, where the
+kernels are, they are compared with the same plain operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from forward_kit import compare, packed, sample
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the community's name
+
+from surefoot.config import MICROBATCH_TOKENS
+from surefoot.errors import NumericsError
+from surefoot.guards import invariants
+from surefoot.learner import fused_forward, grpo
+from surefoot.learner.forward import score_batch
+from surefoot.learner.fused_forward import score_batch_fused, why_not_fused
+from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.memory import bytes_per_token, microbatch_tokens
+from surefoot.learner.samples import split_microbatches
+from surefoot.maths import fused_training
+from surefoot.maths.fused import PlainOps, rotate
+from surefoot.maths.fused_training import Kernels, kernels
+from surefoot.maths.logprobs import TokenScores
+from surefoot.maths.losses import LossSettings
+from surefoot.maths.packing import make_batch
+
+ARCHITECTURES = ["llama", "untied", "llama3", "yarn", "wide_heads", "qwen2", "qwen3", "mistral"]
+
+
+class PlainKernels:
+    """`Kernels` in plain torch: what the Triton kernels have to say; the way back is autograd's own."""
+
+    def norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        summed = x if added is None else x + added
+        return summed, PlainOps().rms_norm(summed, weight, eps)
+
+    def norm_back(
+        self, grad: Tensor, grad_sum: Tensor | None, summed: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        dx, dw = back(lambda x, w: self.norm(x, None, w, eps)[1], [summed, weight], grad)
+        return dx if grad_sum is None else dx + grad_sum, dw.float()
+
+    def turn(self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, size: int) -> Tensor:
+        q, k, v = (each.unflatten(1, (-1, size)) for each in (q, k, v))
+        return torch.cat([rotate(q, cos[:, None], sin[:, None]), rotate(k, cos[:, None], sin[:, None]), v], dim=1)
+
+    def turn_back(
+        self, grad: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        size = grad.shape[2]
+        zeros = [grad.new_zeros(len(grad), n * size) for n in (heads, kv_heads, kv_heads)]
+        q, k, v = back(lambda q, k, v: self.turn(q, k, v, cos, sin, size), zeros, grad)
+        return q, k, v
+
+    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
+        return F.silu(gate) * up
+
+    def gate_back(self, grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        d_gate, d_up = back(self.gate, [gate, up], grad)
+        return d_gate, d_up
+
+    def score(self, logits: Tensor, ids: Tensor, heat: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        z = logits.float() / heat
+        top, log_total = z.amax(-1), (z - z.amax(-1, keepdim=True)).exp().sum(-1).log()
+        logp = z - (top + log_total)[:, None]
+        return logp.gather(1, ids[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1), top, log_total
+
+    def score_back(
+        self, logits: Tensor, ids: Tensor, grad: Tensor, top: Tensor, log_total: Tensor, heat: float
+    ) -> None:
+        p = (logits.float() / heat - (top + log_total)[:, None]).exp()
+        pulls = (F.one_hot(ids, logits.shape[1]) - p) * (grad / heat)[:, None]
+        logits.copy_(pulls.masked_fill(grad[:, None] == 0, 0.0))
+
+
+def back(function: Any, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
+    with torch.enable_grad():
+        leaves = [each.detach().requires_grad_(True) for each in inputs]
+        return torch.autograd.grad(function(*leaves), leaves, grad)
+
+
+# -- the same numbers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_fused_scores_and_gradients_are_those_of_the_networks_own_modules(
+    name: str, temperature: float, make_net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of several prompts, tokens nobody sampled, a completion of one token; chunks of 4 tokens."""
+    net, batch = make_net(name), packed()
+    monkeypatch.setattr(fused_training, "chunk_tokens", lambda weight: 4)
+    assert why_not_fused(net, on_cpu=True) == []
+    fused = score_batch_fused(net, batch, temperature=temperature, use=PlainKernels())
+    compare(net, fused, score_batch(net, batch, temperature=temperature, with_entropy=True), batch)
+
+
+@pytest.mark.parametrize("lengths", [[5, 5, 5], [1, 1], [7]])
+def test_one_prompt_and_rows_of_any_length(lengths: list[int], make_net: Any) -> None:
+    net = make_net()
+    batch = make_batch([sample("short", i, n) for i, n in enumerate(lengths)], pad_token_id=0)[0]
+    fused = score_batch_fused(net, batch, temperature=1.0, use=PlainKernels())
+    compare(net, fused, score_batch(net, batch, temperature=1.0, with_entropy=True), batch)
+
+
+def test_a_token_without_a_gradient_may_hold_anything(make_net: Any) -> None:
+    """Selection, not multiplication: rows that are masked out leave no NaN in a weight."""
+    net, batch = make_net(), packed()
+    scores = score_batch_fused(net, batch, temperature=1.0, use=PlainKernels())
+    (scores.logprobs[0] * 1.0).sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in net.parameters())
+
+
+# -- who gets it ----------------------------------------------------------------------------------
+
+
+def test_what_it_does_not_know_is_named(make_net: Any) -> None:
+    """Every field that decides, and every parameter by name: a new one is refused until somebody adds it."""
+    net = make_net()
+    assert why_not_fused(net) == ["device cpu"]
+    assert why_not_fused(net.train(), on_cpu=True) == ["train mode"]
+    net.eval()
+    net.model.layers[1].mlp.extra = torch.nn.Parameter(torch.ones(3))
+    assert why_not_fused(net, on_cpu=True) == ["model.layers.1.mlp.extra"]
+    del net.model.layers[1].mlp.extra
+    net.model.norm.to(torch.bfloat16)
+    assert why_not_fused(net, on_cpu=True) == ["parameters of several dtypes"]
+    net.model.norm.float()
+    net.config.hidden_act, net.config.model_type = "gelu", "gemma"
+    assert why_not_fused(net, on_cpu=True) == ["model_type gemma", "hidden_act gelu"]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_parameter_of_every_architecture_is_read(name: str, make_net: Any) -> None:
+    net = make_net(name)
+    names = set(dict(net.named_parameters()))
+    batch = packed()
+    score_batch_fused(net, batch, temperature=1.0, use=PlainKernels()).logprobs.sum().backward()
+    assert {n for n, p in net.named_parameters() if p.grad is not None and bool((p.grad != 0).any())} == names
+
+
+# -- the learner ----------------------------------------------------------------------------------
+
+
+def settings(**changes: Any) -> LearnerSettings:
+    plain = LearnerSettings(
+        loss=LossSettings(), learning_rate=1e-3, max_steps=20, max_completion_length=12, temperature=1.0, pad_token_id=0,
+        parity_tolerance=1e9,
+    )  # fmt: skip
+    return dataclasses.replace(plain, **changes)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner on this CPU takes the fused forward pass, with plain operations."""
+    monkeypatch.setattr(grpo, "why_not_fused", lambda net: why_not_fused(net, on_cpu=True))
+    monkeypatch.setattr(fused_forward, "kernels", PlainKernels)
+
+
+def rows() -> list[Any]:
+    names = ["long", "short", "long", "other", "long", "short"]
+    return [
+        dataclasses.replace(sample(name, i, 3 + 2 * i), advantage=0.5 - i % 2, logprobs=(-4.0,) * (3 + 2 * i))
+        for i, name in enumerate(names)
+    ]
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.config_key("cuda_kernels")
+def test_the_key_decides_which_forward_pass_trains(make_net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    real = grpo.score_batch_fused
+    monkeypatch.setattr(grpo, "score_batch_fused", lambda *a, **k: (calls.append(1), real(*a, **k))[1])
+    reports, weights = [], []
+    for key in (True, False):
+        net = make_net()
+        learner = GRPOLearner(net, settings(cuda_kernels=key))
+        reports.append(learner.learn(rows()))
+        weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+        assert len(calls) == 1
+        assert learner.fused == key
+    for name, value in reports[1].metrics.items():
+        assert reports[0].metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    torch.testing.assert_close(weights[0], weights[1], atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_planted_kernel_that_rounds_otherwise_is_refused_before_the_first_step(
+    make_net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Leaky(PlainKernels):
+        def gate(self, gate: Tensor, up: Tensor) -> Tensor:
+            return F.silu(gate) * up * 1.01
+
+    monkeypatch.setattr(fused_forward, "kernels", Leaky)
+    net = make_net()
+    before = [p.detach().clone() for p in net.parameters()]
+    learner = GRPOLearner(net, settings(parity_tolerance=1e-3))
+    with pytest.raises(NumericsError, match=r"fused kernels and the network's own modules disagree"):
+        learner.learn(rows())
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    monkeypatch.setattr(invariants, "check_fused", lambda gap, limit: None)
+    with pytest.raises(NumericsError, match="sampler and learner disagree"):
+        GRPOLearner(net, settings(parity_tolerance=1e-3)).learn(rows())  # the sampler's numbers here are made up
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_step_that_is_not_finite_is_refused_by_the_fused_path_too(
+    make_net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, real = make_net(), grpo.score_batch_fused
+
+    def broken(net: Any, batch: Any, **how: Any) -> TokenScores:
+        scores = real(net, batch, **how)
+        bad = torch.tensor([name == "other" for name in batch.item_ids])[:, None]
+        return TokenScores(scores.logprobs + torch.where(bad, torch.nan, 0.0), scores.entropy)
+
+    monkeypatch.setattr(grpo, "score_batch_fused", broken)
+    learner = GRPOLearner(net, settings())
+    before = [p.detach().clone() for p in net.parameters()]
+    report = learner.learn(rows())
+    assert not report.applied
+    assert len(report.suspects) == 1
+    assert "rollout=3" in report.suspects[0]
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_large_pieces_are_made_alike_and_never_above_the_budget() -> None:
+    groups = [dataclasses.replace(sample("long", i, 9), group=f"g{g}", index=i) for g in range(40) for i in range(20)]
+    cost = 33 + 20 * 9
+    for tokens in (MICROBATCH_TOKENS, MICROBATCH_TOKENS + 1, 5000, 6000, 100_000):
+        sizes = [len(piece) // 20 * cost for piece in split_microbatches(groups, 0, tokens=tokens)]
+        assert sum(sizes) == 40 * cost
+        assert max(sizes) <= tokens
+        if tokens > MICROBATCH_TOKENS:
+            assert max(sizes) - min(sizes) <= 2 * cost, (tokens, sizes)
+
+
+def test_microbatches_follow_the_models_size(make_net: Any) -> None:
+    small, large = make_net(), make_net(num_hidden_layers=4)
+    assert bytes_per_token(large) == 2 * bytes_per_token(small)
+    assert microbatch_tokens(small) // 2 == pytest.approx(microbatch_tokens(large), rel=0.01)
+
+
+# -- on a GPU -------------------------------------------------------------------------------------
+
+
+def check_kernels(use: Kernels, dtype: torch.dtype, device: str, size: int = 64) -> None:
+    """Each kernel, both ways, against plain operations on the same numbers in float64."""
+    plain, n, heads, kv_heads, words = PlainKernels(), 13, 6, 2, 5000
+    assert type(use) is not PlainKernels
+    limit = 2e-5 if dtype == torch.float32 else 2e-2
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    def near(one: Tensor, two: Tensor, what: str) -> None:
+        error = float((one.double() - two.double()).norm() / two.double().norm())
+        assert error < limit, (what, error)
+
+    x, added, weight, grad, grad_sum = noise(n, 96), noise(n, 96), noise(96), noise(n, 96), noise(n, 96)
+    wide = [each.double() for each in (x, added, weight, grad, grad_sum)]
+    for with_sum in (True, False):
+        said = use.norm(x, added if with_sum else None, weight, 1e-5)
+        meant = plain.norm(wide[0], wide[1] if with_sum else None, wide[2], 1e-5)
+        for i in range(2):
+            near(said[i], meant[i], f"norm {i}")
+        back_said = use.norm_back(grad, grad_sum if with_sum else None, said[0], weight, 1e-5)
+        back_meant = plain.norm_back(wide[3], wide[4] if with_sum else None, said[0].double(), wide[2], 1e-5)
+        for i in range(2):
+            near(back_said[i], back_meant[i], f"norm back {i}")
+    q, k, v, cos, sin = noise(n, heads * size), noise(n, kv_heads * size), noise(n, kv_heads * size), *rotary(n, size)
+    cos, sin = cos.to(device, dtype), sin.to(device, dtype)
+    near(use.turn(q, k, v, cos, sin, size), plain.turn(*(t.double() for t in (q, k, v, cos, sin)), size), "turn")
+    pull = noise(n, heads + 2 * kv_heads, size)
+    turned = plain.turn_back(pull.double(), cos.double(), sin.double(), heads, kv_heads)
+    for one, two in zip(use.turn_back(pull, cos, sin, heads, kv_heads), turned, strict=True):
+        near(one, two, "turn back")
+    gate, up, d = noise(n, 3000), noise(n, 3000), noise(n, 3000)
+    near(use.gate(gate, up), plain.gate(gate.double(), up.double()), "gate")
+    for one, two in zip(
+        use.gate_back(d, gate, up), plain.gate_back(d.double(), gate.double(), up.double()), strict=True
+    ):
+        near(one, two, "gate back")
+    logits, ids, g = 3 * noise(n, words), torch.randint(0, words, (n,), device=device), torch.randn(n, device=device)
+    g[3] = 0.0
+    said, meant = use.score(logits, ids, 0.7), plain.score(logits, ids, 0.7)
+    for i, name in enumerate(("logprob", "entropy", "top", "log total")):
+        near(said[i], meant[i], name)
+    one, two = logits.clone(), logits.double()
+    one[3] = float("nan")  # a token without a gradient
+    use.score_back(one, ids, g, said[2], said[3], 0.7)
+    plain.score_back(two, ids, g, meant[2], meant[3], 0.7)
+    near(one, two, "score back")
+
+
+def rotary(n: int, size: int) -> tuple[Tensor, Tensor]:
+    angles = torch.rand(n, size // 2) * 6
+    doubled = torch.cat([angles, angles], dim=1)
+    return doubled.cos(), doubled.sin()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [64, 24, 128])
+def test_every_training_kernel_says_what_the_plain_operations_say(size: int, dtype: torch.dtype) -> None:
+    check_kernels(kernels(), dtype, "cuda", size)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_fused_scores_and_gradients_are_those_of_the_networks_own_modules_on_a_gpu(name: str, make_net: Any) -> None:
+    net, batch = make_net(name).cuda(), packed().to("cuda")
+    assert why_not_fused(net) == []
+    both = []
+    for fused in (True, False):
+        net.zero_grad(set_to_none=True)
+        scores = (
+            score_batch_fused(net, batch, temperature=0.7)
+            if fused
+            else score_batch(net, batch, temperature=0.7, with_entropy=True)
+        )
+        weights = torch.linspace(0.5, 2.0, batch.mask.numel(), device="cuda").view(batch.mask.shape)
+        (scores.logprobs * weights).sum().backward()
+        both.append((scores, {n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None}))
+    torch.testing.assert_close(both[0][0].logprobs, both[1][0].logprobs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(both[0][0].entropy, both[1][0].entropy, atol=1e-5, rtol=1e-5)
+    for n, value in both[0][1].items():
+        torch.testing.assert_close(value, both[1][1][n], atol=1e-4, rtol=1e-3, msg=n)
