@@ -33,6 +33,8 @@ from typing import Any, NamedTuple
 
 from mutation import Mutant, sample
 
+from surefoot.system.git import git_call
+
 ROOT = Path(__file__).resolve().parents[1]
 WIRING = ("config", "run", "guards", "loop.py", "loop_state.py", "evaluation.py", "runtime/task_queue.py")
 """Below src/surefoot: where a wrong edit disconnects a promise; verdicts are in `guards` and `run`."""
@@ -63,8 +65,7 @@ class Copy:
     @classmethod
     def of(cls, source: Path, folder: Path) -> Copy:
         """What git tracks in `source`, and its record of dependencies if there is one."""
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=source, capture_output=True, check=True).stdout
-        for name in filter(None, listed.decode().split("\0")):
+        for name in filter(None, _git(source, "ls-files", "-z").split("\0")):
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / name, target, follow_symlinks=False)
@@ -216,12 +217,13 @@ def table(found: dict[str, Any]) -> str:
 
 def commit_of(root: Path) -> str:
     """The commit, as figures spell it, and whether the tree differs from it."""
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no").strip()
+    return _git(root, "rev-parse", "--short=10", "HEAD").strip() + (" with changes" if changed else "")
 
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return git("rev-parse", "--short=10", "HEAD") + (" with changes" if changed else "")
+def _git(root: Path, *words: str) -> str:
+    command, env = git_call(root, *words)
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
 def main(words: Sequence[str] | None = None) -> int:
