@@ -110,7 +110,7 @@ class RecordingFile:
 
     @property
     def _writer(self) -> CassetteJournal:
-        assert isinstance(self._journal, CassetteJournal)  # a cassette of format 1 is never opened to record
+        assert isinstance(self._journal, CassetteJournal), "a cassette of format 1 is never opened to record"
         return self._journal
 
     def _framed(self, header: Mapping[str, Any] | None) -> tuple[CassetteJournal, dict[str, Any]]:
