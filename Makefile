@@ -32,7 +32,7 @@ COUNT = $(BIN)/python scripts/count_tests.py --results $(REPORTS)/results.jsonl
 # What needs a GPU is not left out: it is skipped where there is none, and counted.
 EVERY_DAY := not nightly
 
-.PHONY: help setup train test quick test-vllm unit faults nightly mutants check bench release clean
+.PHONY: help setup train test quick test-vllm test-gpu unit faults nightly mutants check bench release clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -57,6 +57,9 @@ test-vllm: $(VLLM)/.ready ## what needs vLLM, in an environment of its own
 	@mkdir -p $(REPORTS) && PYTHONUNBUFFERED=1 $(VLLM)/bin/python -m pytest -m "vllm and not nightly" \
 	  --junitxml=$(REPORTS)/vllm.xml tests/vllm tests/runs/test_runtimes.py | tee $(REPORTS)/vllm.txt
 	@$(VLLM)/bin/python scripts/count_tests.py --results $(REPORTS)/results.jsonl $(REPORTS)/vllm.xml
+
+test-gpu: $(VENV)/.test ## what needs a GPU, in parts that each end in time; skipped with a reason where there is none
+	@PYTHONUNBUFFERED=1 $(BIN)/python scripts/gpu_suite.py $(if $(PARTS),--parts $(PARTS))
 
 unit: $(VENV)/.test ## tests/unit: small, CPU, no network
 	@$(call PYTEST,unit,$(ONE_CALL) tests/unit)

@@ -8,7 +8,7 @@ import pytest
 from command import SHORT, surefoot
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("learn")
 def test_the_built_in_run_learns_on_a_gpu(tmp_path: Path) -> None:
     ran = surefoot("train", *SHORT, "device=cuda", cwd=tmp_path, fresh=True)
     assert ran.code == 0, ran.err
@@ -16,7 +16,7 @@ def test_the_built_in_run_learns_on_a_gpu(tmp_path: Path) -> None:
     assert 0 < step_1["sampling/sampling_logp_difference/max"] < 1e-4
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("learn")
 @pytest.mark.config_key("dtype", "device")
 def test_bfloat16_runs_within_its_own_parity_bound(tmp_path: Path) -> None:
     ran = surefoot("train", "max_steps=3", "device=cuda", "dtype=bfloat16", cwd=tmp_path, fresh=True)
@@ -27,7 +27,7 @@ def test_bfloat16_runs_within_its_own_parity_bound(tmp_path: Path) -> None:
     assert max(gaps) > 1e-4, "bfloat16 was really used"
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("learn")
 @pytest.mark.config_key("dtype")
 def test_the_built_in_run_reaches_its_target_in_bfloat16_on_a_gpu(tmp_path: Path) -> None:
     """All 200 steps, with the target of the built-in config, which is judged because nothing of the run is set."""
@@ -40,7 +40,7 @@ def test_the_built_in_run_reaches_its_target_in_bfloat16_on_a_gpu(tmp_path: Path
     assert looked.code == 0, looked.err
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("learn")
 def test_bfloat16_changes_as_many_master_entries_as_float32_on_a_gpu(tmp_path: Path) -> None:
     words = ["max_steps=4", "learning_rate=1e-6", "device=cuda"]
     shares: dict[str, list[float]] = {}
@@ -56,7 +56,7 @@ def test_bfloat16_changes_as_many_master_entries_as_float32_on_a_gpu(tmp_path: P
     assert all(0 < share < 0.1 for share in shares["bfloat16/published"])
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("learn")
 def test_planted_bf16_optimiser_stops_the_run_on_a_gpu(tmp_path: Path) -> None:
     words = ["max_steps=4", "learning_rate=1e-6", "device=cuda", "dtype=bfloat16"]
     ran = surefoot("train", *words, cwd=tmp_path, planted="pure_bfloat16", fresh=True)
@@ -64,7 +64,7 @@ def test_planted_bf16_optimiser_stops_the_run_on_a_gpu(tmp_path: Path) -> None:
     assert "raise learning_rate" in ran.err
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("resume")
 def test_a_bfloat16_run_on_a_gpu_is_resumed_with_its_masters(tmp_path: Path) -> None:
     words = ["max_steps=6", "save_steps=3", "device=cuda", "dtype=bfloat16"]
     killed = surefoot(

@@ -251,7 +251,7 @@ def tokens_for(kv_heads: int, size: int, dtype: torch.dtype, device: str) -> dic
     }  # fmt: skip
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("kv_heads", "size"), [(3, 64), (1, 24), (2, 128)])
 def test_every_kernel_says_what_the_plain_operations_say(kv_heads: int, size: int, dtype: torch.dtype) -> None:
@@ -286,7 +286,7 @@ def check_kernels(ops: Any, kv_heads: int, size: int, dtype: torch.dtype, device
     near(ops.attend(*reads), plain.attend(*reads))
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("kernels")
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_graphs_say_what_the_slow_engine_says_on_a_gpu(name: str, make_net: Any) -> None:
     """Float32, across two versions, so that the second comes out of graphs captured with the first."""

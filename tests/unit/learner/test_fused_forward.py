@@ -308,14 +308,14 @@ def rotary(n: int, size: int) -> tuple[Tensor, Tensor]:
     return doubled.cos(), doubled.sin()
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [64, 24, 128])
 def test_every_training_kernel_says_what_the_plain_operations_say(size: int, dtype: torch.dtype) -> None:
     check_kernels(kernels(), dtype, "cuda", size)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("kernels")
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_fused_scores_and_gradients_are_those_of_the_networks_own_modules_on_a_gpu(name: str, make_net: Any) -> None:
     net, batch = make_net(name).cuda(), packed().to("cuda")

@@ -150,7 +150,7 @@ def test_an_interrupt_is_not_an_evaluation_error() -> None:
             heldout_value(interrupted, 0, timeout=timeout)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu("kernels")
 def test_the_cuda_stream_goes_on_too() -> None:
     torch.cuda.manual_seed_all(7)
     wanted = torch.rand(3, device="cuda")
