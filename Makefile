@@ -84,15 +84,9 @@ faults: $(VENV)/.test ## kill -9, full disk, EIO, NaN and bad rewards, in full; 
 	  $(COUNT) $(REPORTS)/faults.xml $(if $(ONE_BY_ONE),$(REPORTS)/faults_alone.xml) || code=1; \
 	  $(BIN)/python scripts/reliability_table.py --merge faults --whole $(WHOLE) || code=1; exit $$code
 
-NIGHT := -m "nightly or gpu"
-KEPT_ALONE = $(patsubst %,tests/faults/test_%.py,$(ALONE))
-nightly: $(VENV)/.test ## all that is too long for a day, and what needs a GPU; then docs/figures.json and docs/reliability.md
-	@rm -f $(REPORTS)/nightly*
-	@code=0; $(call PYTEST,nightly_faults,$(NIGHT) -n 2 tests/faults $(patsubst %,--ignore=%,$(KEPT_ALONE))) || code=1; \
-	  $(call PYTEST,nightly_alone,$(NIGHT) $(KEPT_ALONE)) || code=1; \
-	  $(call PYTEST,nightly_rest,$(NIGHT) -n 2 tests --ignore=tests/faults) || code=1; \
-	  $(COUNT) $(patsubst %,$(REPORTS)/nightly_%.xml,faults alone rest) || code=1; \
-	  $(BIN)/python scripts/reliability_table.py --merge nightly --times "make test" "make nightly" || code=1; exit $$code
+# `make nightly MINUTES=30` runs what fits, longest untouched first; PARTS=kills,numerics only these, run or not.
+nightly: $(VENV)/.test ## all that is too long for a day, part by part; then docs/night.json, docs/figures.json and its page
+	@PYTHONUNBUFFERED=1 $(BIN)/python scripts/night.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(PARTS),--parts "$(PARTS)")
 
 mutants: $(VENV)/.test ## 300 wrong edits of our wiring: which do the tests not see? two hours; then docs/mutants.md
 	@$(BIN)/python scripts/mutants.py --write

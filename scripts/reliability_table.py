@@ -31,7 +31,6 @@ HEAD = ("figure", "what was tried", "times", "failures", "took", "run", "commit"
 TIMES = {
     "make test": ("test",),
     "make faults": ("faults", "faults_alone"),
-    "make nightly": ("nightly_faults", "nightly_alone", "nightly_rest"),
 }
 """The reports that a whole run of each target leaves."""
 KEPT = "journal, ledger, fsync, hashes and checkpoints on a GPU"

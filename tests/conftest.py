@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date
@@ -40,6 +41,10 @@ TURN = "SUREFOOT_TEST_TURN"
 os.environ.setdefault(TURN, str(date.today().toordinal()))  # before the workers start: they all take the same turn
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slice", metavar="K/N", help="of N slices of the tests, by their names, only the K-th")
+
+
 def pytest_configure() -> None:
     """A machine that others use too is slow at times; that says nothing about the code, and no test is timed here."""
     from hypothesis import HealthCheck, settings
@@ -53,9 +58,11 @@ def pytest_report_header() -> str:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _refuse_names_that_change(items)
     _take_turns(items, int(os.environ[TURN]))
+    if (asked := config.getoption("--slice")) is not None:
+        _only_slice(config, items, *(int(word) for word in asked.split("/")))
     if "PYTEST_XDIST_WORKER" in os.environ:
         _longest_file_first(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
@@ -72,6 +79,13 @@ def _refuse_names_that_change(items: list[pytest.Item]) -> None:
         )
         if any(isinstance(value, set | frozenset) and len(value) > 1 and str(value) in item.name for value in values):
             raise pytest.UsageError(f"{item.nodeid} is named after a set, whose order changes: give it an id")
+
+
+def _only_slice(config: pytest.Config, items: list[pytest.Item], number: int, of: int) -> None:
+    """Leave the others out. A name alone decides, so a test that is added moves no other into another slice."""
+    others = [item for item in items if zlib.crc32(item.name.encode()) % of != number - 1]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in set(others)]
 
 
 def _take_turns(items: list[pytest.Item], turn: int) -> None:
