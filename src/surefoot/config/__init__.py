@@ -115,7 +115,7 @@ class ToolsConfig(Table):
     """Plain Python tools as `file.py:function`, with typed arguments and a docstring."""
 
     environment: str | None = None
-    """An environment class as `file.py:Class`: reset(**row), public methods as tools, get_reward(), as TRL has it."""
+    """An environment class as `file.py:Class`: reset(**row), public methods as tools, get_reward(), as TRL has it; or a kind of ours: `gymnasium:FrozenLake-v1`, `reasoning_gym`."""
 
     max_calls: Int = 16
     """Tool calls that one rollout may make; more end it."""

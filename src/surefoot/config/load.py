@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from surefoot.config import Config, EvalSetConfig, foreign
-from surefoot.config.choices import is_own
+from surefoot.config.choices import is_own, named_environment
 from surefoot.config.files import WHY, ParsedFile, parse_overrides, parse_toml, read_config_file
 from surefoot.config.keys import ALIASES, SETS, all_keys, allowed, hint, nearest, tables
 from surefoot.config.rules import BUILTIN as BUILTIN_NAME
@@ -488,6 +488,8 @@ def _from_here(key: str, value: Any) -> Any:
     if key in ("reward_funcs", "tools.functions") and isinstance(value, list):
         return [_function_from(item, here) if isinstance(item, str) else item for item in value]
     if key in ("output_dir", "replay_pairs", *_FILES) and isinstance(value, str):
+        if key == "tools.environment" and named_environment(value):
+            return value
         return value if key == "chat_template" and value.startswith(BUILTIN_NAME) else _absolute_text(value, here)
     if key in ("tasks", "model") and isinstance(value, str) and _is_path(value, here):
         return _absolute_text(value, here)
@@ -526,7 +528,9 @@ def _absolute(config: Config, base: Path) -> Config:
             changed[name] = _absolute_text(given, base)
     tools: dict[str, Any] = {"functions": tuple(_absolute_text(item, base) for item in config.tools.functions)}
     for name in ("servers", "environment", "cassette"):
-        if (given := getattr(config.tools, name)) is not None:
+        if (given := getattr(config.tools, name)) is not None and not (
+            name == "environment" and named_environment(given)
+        ):
             tools[name] = _absolute_text(given, base)
     changed["tools"] = config.tools.model_copy(update=tools)
     if config.guard.calibrate_from is not None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from surefoot.config.choices import engine_facts, is_own, loss_facts, refused_values
+from surefoot.config.choices import engine_facts, environment_problem, is_own, loss_facts, refused_values
 from surefoot.config.schedule import schedule_of
 from surefoot.errors import ConfigError
 from surefoot.system.environment import misnamed
@@ -286,6 +286,8 @@ def _tool_problems(config: Config) -> Iterator[str]:
     tools = config.tools
     if (tools.mode == "live") != (tools.cassette is None):
         yield f"tools.mode = {tools.mode} with tools.cassette = {tools.cassette!r}: it goes with record and replay"
+    if tools.environment is not None and (problem := environment_problem(tools.environment)):
+        yield f'tools.environment = "{tools.environment}": {problem}'
     template = config.chat_template or ""
     if template.startswith(BUILTIN) and template.removeprefix(BUILTIN) not in TEMPLATES:
         known = ", ".join(f'"{BUILTIN}{name}"' for name in TEMPLATES)
