@@ -97,6 +97,7 @@ def test_a_rule_about_a_key_that_is_wrong_anyway_is_not_reported(tmp_path: Path)
         ("a.yaml", "- 1\n", ["not a table"]),
         ("a.yaml", "", ["not a table"]),
         ("a.toml", "model = \n", ["a.toml:1", "not valid TOML"]),
+        ("a.toml", 'model = "builtin:pebble"\ntasks = "t"\n', ["has a name alone: pebble, pebble_tools, smollm2"]),
         ("a.toml", HEAD + "learning_rate = nan\n", ["a.toml:3", "learning_rate = nan: must be a finite number"]),
         ("a.toml", HEAD + "learning_rate = 'inf'\n", ["learning_rate", "finite"]),
         ("a.toml", HEAD + "max_steps = 5.5\n", ["max_steps = 5.5: must be a whole number"]),

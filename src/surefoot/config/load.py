@@ -22,6 +22,7 @@ from surefoot.config.choices import is_own, named_environment
 from surefoot.config.files import WHY, ParsedFile, parse_overrides, parse_toml, read_config_file
 from surefoot.config.keys import ALIASES, SETS, all_keys, allowed, hint, nearest, tables
 from surefoot.config.rules import BUILTIN as BUILTIN_NAME
+from surefoot.config.rules import BUILTIN_MODELS
 from surefoot.errors import ConfigError
 
 # -- Values become a `Config`, or every problem at once -------------------------------------------
@@ -357,8 +358,6 @@ def _rule_problems(rules: tuple[str, ...], limits: Mapping[str, float | None]) -
 
 BUILTIN = "the built-in config"
 BUILTIN_FILE = Path(__file__).parent.parent / "assets" / "builtin.toml"
-BUILTIN_MODELS = ("pebble", "pebble_tools", "smollm2")
-"""Names that never mean a folder, even where one of that name lies around."""
 _FILES = ("chat_template", "tools.servers", "tools.environment", "tools.cassette", "guard.calibrate_from")
 
 

@@ -28,7 +28,9 @@ HELDOUT = "heldout"
 HARD_TURNS = 12
 """The most turns that `tools.turns_by_complexity` gives."""
 BUILTIN = "builtin:"
-"""How a name of something that comes with surefoot begins."""
+"""How a name of something that comes with surefoot begins; models have a name alone."""
+BUILTIN_MODELS = ("pebble", "pebble_tools", "smollm2")
+"""Names that never mean a folder, even where one of that name lies around."""
 TEMPLATES = ("chatml_tools", "hermes_tools", "llama_tools")
 """Chat templates that show tools; `learner.chat` has them."""
 _SUM_TOLERANCE = 1e-6
@@ -107,6 +109,8 @@ def _pair_problems(config: Config) -> Iterator[str]:
     yield from _curriculum_problems(config)
     yield from _loss_problems(config)
     yield from _lora_problems(config)
+    if config.model.startswith(BUILTIN):
+        yield f'model = "{config.model}": a model that comes with surefoot has a name alone: {", ".join(BUILTIN_MODELS)}'
     if config.reward_weights is not None and len(config.reward_weights) != max(1, len(config.reward_funcs)):
         yield (
             f"reward_weights has {len(config.reward_weights)} entries for {max(1, len(config.reward_funcs))} "

@@ -92,7 +92,6 @@ def _ids(name: str, value: Any) -> list[int]:
 
 PEBBLE = Path(__file__).parent.parent / "assets" / "pebble"
 PEBBLE_TOOLS = PEBBLE.parent / "pebble_tools"
-BUILTIN_MODELS = ("pebble", "pebble_tools", "smollm2")
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 
 
