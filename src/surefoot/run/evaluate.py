@@ -16,8 +16,7 @@ from typing import Any
 from surefoot.config import Config, EngineConfig, EvalSetConfig, GuardConfig, RuntimeConfig
 from surefoot.config.files import parse_overrides
 from surefoot.config.load import LoadedConfig, config_from_values
-from surefoot.config.rules import BUILTIN_MODELS
-from surefoot.config.rules import HELDOUT
+from surefoot.config.rules import BUILTIN_MODELS, HELDOUT
 from surefoot.data.files import tasks_from_rows
 from surefoot.data.heldout import repeated_prompts, split_heldout
 from surefoot.data.sources import load_tasks, scorer_of
