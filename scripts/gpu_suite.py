@@ -42,7 +42,7 @@ PARTS = {
 }
 """In the order in which they run: what is short and says most, first."""
 PART_S, ALL_S, TEST_S = 8 * 60, 16 * 60, 170
-PACKAGES = ("torch", "triton", "transformers", "peft", "accelerate")
+PACKAGES = ("torch", "triton", "transformers", "peft", "accelerate", "torchao")
 NO_GPU = "needs a CUDA GPU, none is visible"
 HEAD = ("part", "what it shows", "tests", "took", "commit", "date", "notes")
 

@@ -45,12 +45,12 @@ hf_logging.disable_progress_bar()
 
 def make_learner(
     kind: str = "llama", *, seed: int = 0, beta: float = 0.1, sync: int | None = None, dtype: str = "float32",
-    lora: LoraSettings | None = None,
+    lora: LoraSettings | None = None, optim: str = "adamw",
 ) -> GRPOLearner:  # fmt: skip
     settings = LearnerSettings(
         loss=LossSettings(beta=beta), learning_rate=1e-2, max_steps=40, max_completion_length=9, temperature=1.0,
         pad_token_id=0, lr_scheduler_type="cosine", warmup_steps=3, weight_decay=0.1, reference_sync_steps=sync,
-        parity_tolerance=1e-4 if dtype == "float32" else 0.2,
+        parity_tolerance=1e-4 if dtype == "float32" else 0.2, optim=optim,
     )  # fmt: skip
     net = make_net(kind, seed=seed)
     masters = split_precision(net, getattr(torch, dtype))

@@ -215,7 +215,7 @@ def test_a_hint_does_what_the_value_asks_and_carries_the_users_own_number(plain:
         ("peft_config", None, "every weight is trained"),
         ("use_peft", False, "every weight is trained"),
         ("top_p", 1.0, "nothing bends the distribution"),
-        ("optim", "adamw_torch", "the optimiser is AdamW"),
+        ("optim_args", None, "the optimiser is that of optim"),
         ("num_gpus", 1, "one process trains on one device"),
     ],
 )

@@ -392,14 +392,16 @@ class Config(Table):
     """Seconds one group may take from being asked for to being graded; a slower one is given up and its task asked again."""
 
     # -- optimiser --------------------------------------------------------------
+    optim: Literal["adamw", "adamw_8bit", "sgd"] = "adamw"
+    """Who steps. `adamw_8bit` keeps AdamW's two moments in 8 bits, 2 bytes of an entry instead of 8 (needs the extra `torchao`); `sgd` is plain gradient descent without momentum and keeps nothing."""
     learning_rate: Float = 1e-6
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after warm-up."""
     warmup_steps: Int = 0
     """Steps of linear warm-up; the first update already has a rate above 0."""
     weight_decay: Float = 0.0
-    """AdamW weight decay."""
+    """Weight decay, of matrices only; with AdamW decoupled from the gradient."""
     adam_beta1: Float = 0.9
     """AdamW first moment decay."""
     adam_beta2: Float = 0.999

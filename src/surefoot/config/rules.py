@@ -111,6 +111,7 @@ def _pair_problems(config: Config) -> Iterator[str]:
     yield from _lora_problems(config)
     if config.model.startswith(BUILTIN):
         yield f'model = "{config.model}": a model that comes with surefoot has a name alone: {", ".join(BUILTIN_MODELS)}'
+    yield from _optimiser_problems(config)
     if config.reward_weights is not None and len(config.reward_weights) != max(1, len(config.reward_funcs)):
         yield (
             f"reward_weights has {len(config.reward_weights)} entries for {max(1, len(config.reward_funcs))} "
@@ -139,6 +140,13 @@ def _pair_problems(config: Config) -> Iterator[str]:
             f"heldout_fraction = 0 with heldout_group = {config.heldout_group!r} and heldout_seed = "
             f"{config.heldout_seed}: nothing is divided; set heldout_fraction, or remove the others"
         )
+
+
+def _optimiser_problems(config: Config) -> Iterator[str]:
+    if config.optim == "sgd":
+        for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+            if getattr(config, name) != type(config).model_fields[name].default:
+                yield f'{name} = {getattr(config, name)} with optim = "sgd": it has no moments; leave {name} out'
 
 
 def _lora_problems(config: Config) -> Iterator[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from torch import Tensor
 from surefoot.errors import StateError
 from surefoot.learner import lora
 from surefoot.learner.memory import MAX_SPLITS
+from surefoot.learner.optimizer import moments_of
 from surefoot.learner.tensor_file import DTYPES, Spec, check_fits, read_header, read_tensors, write_tensors
 from surefoot.protocols import ParameterUpdates
 from surefoot.storage.checkpoints import SCHEMA, older_format
@@ -52,8 +53,9 @@ OPTIMISER, MASTERS, REFERENCE, OLD = (
     f"{FOLDER}/{name}.safetensors" for name in ("optimiser", "masters", "reference", "old")
 )
 WEIGHTS = "model.safetensors"
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW keeps for each parameter."""
+USUAL = "adamw"
+OPTIM = "optim"
+"""Where a checkpoint's manifest names the optimiser that its state is of; AdamW where it says nothing."""
 CAPTURED = frozenset(
     "net adapter masters optimiser reference parameter_updates channels checked_tokens changed_entries splits _version "
     "_old _kl_seen _pushes".split()
@@ -168,9 +170,9 @@ def check_state(learner: GRPOLearner, state: TrainingState) -> None:
     if unknown := sorted(state.moments.keys() - parameters):
         raise _misfit(f"the optimiser state has {len(unknown)} parameters that the model has not, first {unknown[0]!r}")
     for name, kept in state.moments.items():
-        _check_tensors(f"optimiser state of {name}", kept, moment_specs(parameters[name]))
-        if float(kept["step"]) < 0 or float(kept["step"]) % 1:
-            raise _misfit(f"the optimiser state of {name} counts {float(kept['step'])} steps")
+        _check_tensors(f"optimiser state of {name}", kept, moment_specs(learner.optimiser, parameters[name]))
+        if (steps := float(kept.get("step", 0.0))) < 0 or steps % 1:
+            raise _misfit(f"the optimiser state of {name} counts {steps} steps")
     for (group, index), value in state.old.items():
         if value.dim() != 1 or not value.is_floating_point() or not bool(value.isfinite().all()):
             raise _misfit(f"the old logprobs of {group!r}/{index} are not a row of finite numbers")
@@ -202,10 +204,9 @@ def _weights_file(learner: GRPOLearner) -> str:
     return WEIGHTS if learner.adapter is None else lora.WEIGHTS
 
 
-def moment_specs(parameter: Tensor) -> dict[str, Spec]:
-    """What AdamW keeps for this parameter."""
-    own = Spec.of(parameter)
-    return {"step": Spec("F32", ()), "exp_avg": own, "exp_avg_sq": own}
+def moment_specs(optimiser: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Spec]:
+    """What this optimiser keeps for this parameter."""
+    return moments_of(optimiser).specs(parameter)
 
 
 def save_training_checkpoint(
@@ -235,8 +236,9 @@ def save_training_checkpoint(
         failpoint("checkpoint.before_files")
         _write_model_files(learner, tokenizer, temporary)
         known = write_state(state, temporary, step=step, extra=extra or {}, weights=_weights_file(learner))
-        facts = {"schema": SCHEMA, "step": step, "version": state.version}
+        facts: dict[str, Any] = {"schema": SCHEMA, "step": step, "version": state.version}
         facts |= {} if learner.adapter is None else learner.adapter.facts()
+        facts |= {} if learner.settings.optim == USUAL else {OPTIM: learner.settings.optim}
         failpoint("checkpoint.before_commit")
         return commit_folder(temporary, folder, facts, known=known)
     except OSError as error:
@@ -251,7 +253,7 @@ def write_state(
     """The files of a state below `folder`, which is not yet visible; returns size and SHA-256 of the large ones."""
     files: dict[str, Named] = {
         weights: state.weights,
-        OPTIMISER: {f"{key}/{name}": kept[key] for name, kept in state.moments.items() for key in MOMENTS},
+        OPTIMISER: {f"{key}/{name}": value for name, kept in state.moments.items() for key, value in kept.items()},
     }
     if state.masters is not None:
         files[MASTERS] = state.masters
@@ -462,7 +464,13 @@ def _expected(learner: GRPOLearner, manifest: Manifest, record: Mapping[str, Any
         has = "a reference model" if record["has_reference"] else "no reference model"
         raise refusal(path, f"it was saved with {has}, this run has beta = {learner.settings.loss.beta}")
     weights = _specs(_saved(learner))
-    moments = {f"{key}/{name}": moment_specs(parameters[name])[key] for name in record["stepped"] for key in MOMENTS}
+    if (optim := manifest.facts.get(OPTIM, USUAL)) != learner.settings.optim:
+        raise refusal(manifest.folder, f"its optimiser is {str(optim)[:40]!r}, this run has {learner.settings.optim!r}")
+    moments = {
+        f"{key}/{name}": spec
+        for name in record["stepped"]
+        for key, spec in moment_specs(learner.optimiser, parameters[name]).items()
+    }
     expected = {_weights_file(learner): weights, OPTIMISER: moments}
     if (MASTERS in manifest.files) != (learner.masters is not None):
         had, has = ("with", "without") if learner.masters is None else ("without", "with")
@@ -506,17 +514,25 @@ def _read_state(manifest: Manifest, record: Mapping[str, Any], expected: Expecte
     for name, specs in expected.items():  # all headers before the first tensor
         check_fits(manifest.path(name), read_header(manifest.path(name)), specs)
     tensors = {name: read_tensors(manifest.path(name), specs) for name, specs in expected.items()}
-    moments = tensors[OPTIMISER]
     return TrainingState(
         version=record["version"], pushes=record["pushes"], kl_seen=record["kl_seen"],
         checked_tokens=record["checked_tokens"],
         parameter_updates=_parameter_updates(manifest.path(STATE), record["census"]),
         splits=record["splits"], changed_entries=record["changed_entries"], idle=record["idle"],
         weights=next(tensors[name] for name in (WEIGHTS, lora.WEIGHTS) if name in tensors),
-        moments={name: {key: moments[f"{key}/{name}"] for key in MOMENTS} for name in record["stepped"]},
+        moments=_by_parameter(tensors[OPTIMISER], record["stepped"]),
         masters=tensors.get(MASTERS), reference=tensors.get(REFERENCE),
         old=_old(manifest.path(STATE), record, tensors.get(OLD)),
     )  # fmt: skip
+
+
+def _by_parameter(tensors: Named, stepped: Sequence[str]) -> dict[str, Named]:
+    """`exp_avg/model.norm.weight` and its like, under the parameter's name."""
+    found: dict[str, Named] = {name: {} for name in stepped}
+    for path, value in tensors.items():
+        key, _, name = path.partition("/")
+        found[name][key] = value
+    return found
 
 
 def _old(path: Path, record: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> dict[tuple[str, int], Tensor]:

@@ -61,6 +61,7 @@ class LearnerSettings:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     adam_epsilon: float = 1e-8
+    optim: str = "adamw"
     max_grad_norm: float = 1.0
     microbatch_size: int = 0
     mask_truncated: bool = False
@@ -125,7 +126,7 @@ class GRPOLearner:
         """What is trained where the network computes in bfloat16; None where its own parameters are."""
         self.optimiser = make_optimizer(
             self.trained().values(), learning_rate=settings.learning_rate, weight_decay=settings.weight_decay,
-            betas=settings.betas, epsilon=settings.adam_epsilon,
+            betas=settings.betas, epsilon=settings.adam_epsilon, kind=settings.optim,
         )  # fmt: skip
 
     @property

@@ -24,7 +24,6 @@ was ever changed.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import InvariantError, NumericsError
+from surefoot.learner.optimizer import moments_of
 from surefoot.protocols import ParameterUpdates
 
 PIECE_ENTRIES = 16 << 20
@@ -42,8 +42,6 @@ GPU_PIECE_ENTRIES = 64 << 20
 """On a GPU, where every call is a launch."""
 AT_ONCE = frozenset({"cuda"})
 """Kinds of device on which all tensors of a piece are stepped and compared at once."""
-DUE = 0.01
-"""An entry is due when Adam's update of it is at least this share of the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -173,12 +171,8 @@ class CountedStep:
         torch.ne(flat, new, out=changed)
         self._counts["changed"].append(_count(changed))
         if group["lr"] > 0:
-            states, steps = [self.optimiser.state[p] for p in piece.params], piece.steps + 1
-            beta1, beta2 = group["betas"]
-            torch._foreach_copy_(kept, [state["exp_avg_sq"] for state in states])
-            torch._foreach_copy_(now, [state["exp_avg"] for state in states])
-            flat.sqrt_().div_(math.sqrt(1 - beta2**steps)).add_(group["eps"]).mul_(DUE * (1 - beta1**steps))
-            torch.ge(new.div_(flat).abs_(), 1.0, out=due)  # 0 / 0, without epsilon and gradient, is not due
+            asked = self._asked(piece, group, kept, flat, (now, new))
+            torch.ge(asked, 1.0, out=due)  # 0 / 0, without epsilon and gradient, is not due
             self._counts["due"].append(_count(due))
             self._counts["taken"].append(_count(due.logical_and_(changed)))
         self._counts["published"].append(self._round_down_at_once(piece, params, changed))
@@ -205,22 +199,19 @@ class CountedStep:
             torch.ne(p.detach(), old, out=new)
         self._counts["changed"].append(_count(all_new))
         if group["lr"] > 0:
-            is_due = self._asked(piece, group, kept, flat)
+            is_due = self._buffers[torch.bool, piece.device][1, : piece.entries]
+            torch.ge(self._asked(piece, group, kept, flat), 1.0, out=is_due)  # 0 / 0 is not due
             self._counts["due"].append(_count(is_due))
             self._counts["taken"].append(_count(is_due.logical_and_(all_new)))
         self._counts["published"].append(self._round_down(piece, is_new, all_new))
 
-    def _asked(self, piece: Piece, group: Mapping[str, Any], kept: list[Tensor], flat: Tensor) -> Tensor:
-        """(n,) for every entry, whether Adam asked for at least `DUE` learning rates; overwrites what was kept."""
-        states = [self.optimiser.state[p] for p in piece.params]
-        (beta1, beta2), steps = group["betas"], piece.steps + 1
-        for state, bound in zip(states, kept, strict=True):
-            torch.sqrt(state["exp_avg_sq"], out=bound)
-        flat.div_(math.sqrt(1 - beta2**steps)).add_(group["eps"]).mul_(DUE * (1 - beta1**steps))
-        for state, bound in zip(states, kept, strict=True):
-            torch.div(state["exp_avg"], bound, out=bound)
-        is_due = self._buffers[torch.bool, piece.device][1, : piece.entries]
-        return torch.ge(flat.abs_(), 1.0, out=is_due)  # 0 / 0, without epsilon and gradient, is not due
+    def _asked(
+        self, piece: Piece, group: Mapping[str, Any], kept: list[Tensor], flat: Tensor,
+        spare: tuple[list[Tensor], Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """(n,) for every entry, how large its update is, 1 being due; overwrites what was kept, and `spare`."""
+        states = [self.optimiser.state.get(p, {}) for p in piece.params]
+        return moments_of(self.optimiser).asked(piece.params, states, group, piece.steps + 1, kept, flat, spare)
 
     def _round_down(self, piece: Piece, is_new: list[Tensor], all_new: Tensor) -> Tensor:
         """The copies become their masters, rounded; returns how many entries that changed."""

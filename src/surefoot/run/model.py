@@ -30,6 +30,7 @@ from surefoot.learner.lora import (
     require_peft,
     with_adapter,
 )
+from surefoot.learner.low_bit import require_torchao
 from surefoot.learner.model import ModelTokenizer, Policy, empty_net, load_policy, load_tokenizer, resolve_device
 from surefoot.learner.own_code import own_loss, use_estimator
 from surefoot.maths.losses import LossSettings
@@ -82,6 +83,12 @@ def adapter_plan(config: Config, base: Path, saved: Path | None = None) -> Adapt
     if saved is not None:
         refuse_other_shapes(saved, plan, config.model)
     return plan
+
+
+def require_packages(config: Config) -> None:
+    """Raise where this config trains with a package that is not there: before any weight is read."""
+    if config.optim == "adamw_8bit":
+        require_torchao()
 
 
 def parity_tolerance(config: Config) -> float:
@@ -184,7 +191,7 @@ def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
         mask_truncated=config.mask_truncated_completions,
         reference_sync_steps=None if every == "never" else every,
         parity_tolerance=parity_tolerance(config),
-        max_staleness=config.max_staleness, cuda_kernels=config.cuda_kernels,
+        max_staleness=config.max_staleness, cuda_kernels=config.cuda_kernels, optim=config.optim,
     )  # fmt: skip
 
 
@@ -286,6 +293,7 @@ def prepare(
     set_determinism(config)
     words = load_tokenizer(config.model, base=base)
     call_format = call_format_of(codec_of_words(config, base, words, inputs.tools, tools), inputs.tools)
+    require_packages(config)
     adapter_plan(config, base)
     # A template or an adapter that cannot be used is refused by now: weights may take minutes to load.
     policy = load_policy(config.model, base=base, device=config.device, dtype=config.dtype, words=words)
