@@ -89,7 +89,7 @@ nightly: $(VENV)/.test ## all that is too long for a day, part by part; then doc
 	@PYTHONUNBUFFERED=1 $(BIN)/python scripts/night.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(PARTS),--parts "$(PARTS)")
 
 mutants: $(VENV)/.test ## 300 wrong edits of our wiring: which do the tests not see? two hours; then docs/mutants.md
-	@$(BIN)/python scripts/mutants.py --write
+	@$(BIN)/python scripts/mutants.py --write $(if $(MINUTES),--minutes $(MINUTES))
 
 check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the repository
 	@$(BIN)/ruff format --check --quiet --output-format concise . || { echo "fix: $(BIN)/ruff format ."; exit 1; }
