@@ -44,6 +44,10 @@ and the exit code is the command's own. The bugs:
     trust_own_engines           the answers of an engine of the user's own are not looked at
     trust_own_environments      an environment is not tried on the first task
     forget_own_digests          the files of a user's own code are not compared on resume
+    clock_stands                the clock of `surefoot bench` shows one moment for ever
+    clock_shows_nothing         ... or no number at all
+    answers_from_nowhere        the engine answers in the right form, and nobody sampled it
+    learner_rests               a step is reported as applied, and nothing was learned
 
 A bug is planted after the reward workers are forked: planting needs torch, and forking comes before it. Those in EARLY
 need none and are planted at once: what they break is over by then.
@@ -345,7 +349,7 @@ def forget_the_probe() -> None:
 EARLY = frozenset(
     {"border_without_sets", "evaluate_what_is_there", "forget_the_probe", "no_weights", "any_template_will_do",
      "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git", "no_sandbox", "forget_own_digests",
-     "no_peft"}
+     "no_peft", "clock_stands", "clock_shows_nothing", "answers_from_nowhere", "learner_rests"}
 )  # fmt: skip
 
 
@@ -527,6 +531,48 @@ def no_peft() -> None:
     importlib.util.find_spec = lambda name, *rest: None if name == "peft" else real(name, *rest)
 
 
+def clock_stands() -> None:
+    """Every measurement comes to 0."""
+    from surefoot.run import bench
+
+    bench.clock = lambda: 1.0
+
+
+def clock_shows_nothing() -> None:
+    """Every measurement comes to NaN."""
+    from surefoot.run import bench
+
+    bench.clock = lambda: float("nan")
+
+
+def answers_from_nowhere() -> None:
+    """All but the canary is answered at once, by nobody."""
+    from surefoot.engines.serving import EngineLoop
+    from surefoot.protocols import Completion
+
+    real = EngineLoop.generate
+
+    def generate(self: EngineLoop, requests: Sequence[Any]) -> list[Completion]:
+        if any(request.urgent for request in requests):
+            return real(self, requests)
+        numbers = [request.max_new_tokens for request in requests]
+        return [
+            Completion(request.id, (5,) * n, (-1.0,) * n, "length", self.version, self.version)
+            for request, n in zip(requests, numbers, strict=True)
+        ]
+
+    EngineLoop.generate = generate  # type: ignore[method-assign]
+
+
+def learner_rests() -> None:
+    """It says that it has learned."""
+    from types import SimpleNamespace
+
+    from surefoot.learner.grpo import GRPOLearner
+
+    GRPOLearner.learn = lambda self, samples, iteration=0: SimpleNamespace(applied=True)  # type: ignore[assignment, method-assign]
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -538,7 +584,7 @@ PLANTS: dict[str, Plant] = {
         speak_in_circles, forget_loops, forget_datasets,
         no_weights, any_template_will_do, any_device_will_do, any_name_will_do, no_landlock, trusting_git, no_sandbox,
         trust_own_losses, trust_own_estimators, trust_own_rules, trust_own_engines, trust_own_environments,
-        forget_own_digests,
+        forget_own_digests, clock_stands, clock_shows_nothing, answers_from_nowhere, learner_rests,
     )
 }  # fmt: skip
 
