@@ -99,8 +99,8 @@ check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the re
 	@$(BIN)/python scripts/reliability_table.py --check
 	@$(call PYTEST,repo,-m "not slow and not nightly" -n 2 -q tests/repo) # make test executes the pages
 
-bench: $(VENV)/.test ## measure speed and memory; prints ratios with intervals, keeps raw samples
-	@$(BIN)/python benchmarks/run.py
+bench: $(VENV)/.test ## measure speed and memory for MINUTES (55) at most; prints ratios with intervals, keeps them
+	@$(BIN)/python benchmarks/run.py --minutes $(or $(MINUTES),55)
 
 release: $(VENV)/.core ## wheels and source archives of both distributions, bill of materials (CycloneDX), into dist/
 	@rm -rf dist && $(BIN)/python -m hatchling build -d dist -t sdist -t wheel
