@@ -40,6 +40,7 @@ PARTS = {
     "kernels": "captured graphs and fused kernels compute what the plain operations do",
     "learn": "the built-in run learns, in float32 and in bfloat16 over float32 masters, and reaches its target",
     "resume": "a killed run goes on from its checkpoint",
+    "vllm": "a weight sync changes what vLLM says, and both sides agree; skipped where vLLM is not installed",
 }
 """In the order in which they run: what is short and says most, first."""
 PART_S, ALL_S, TEST_S = 8 * 60, 16 * 60, 170
