@@ -64,7 +64,7 @@ def test_a_model_is_measured_as_the_built_in_run_would_train_it(tmp_path: Path) 
     assert ran.code == 0, ran.err
     heads = [line[:9].strip() for line in ran.out.splitlines() if line[:9].strip()]
     assert heads == ["bench", "step", "sampling", "learning", "memory", "limits", "bound", "keys"]
-    assert re.search(r"sampling  [\d,.]+ tokens/s, [\d.]+ % of the limit", ran.out)
+    assert re.search(r"sampling  [\d,.]+ tokens/s, ([\d.]+ % of the|more than the measured) limit", ran.out)
     assert not list(tmp_path.iterdir())
 
 
@@ -137,6 +137,7 @@ def named(found: PaceReport) -> list[tuple[str, str]]:
     [
         (half(share=0.6), "arithmetic"), (half(share=0.6, memory=1.1), "memory bandwidth"),
         (half(of_half=0.9), "launches and Python"), (half(of_half=0.5), "work beside the matrix products"),
+        (half(share=1.6), "what cannot be said"),
     ],
 )  # fmt: skip
 def test_what_bounds_a_half_is_read_off_its_own_figures(measured: HalfStep, bound: str) -> None:
@@ -165,6 +166,17 @@ def test_every_key_is_named_by_a_figure_and_by_none_without() -> None:
         ("weight_sync_steps", "up, with max_staleness"),
         ("tools.concurrency", "up from 32"),
     ]
+
+
+def test_a_half_that_beat_its_limit_shows_that_the_limit_was_wrong_and_speaks_for_no_key() -> None:
+    """Measured so on a machine that others used: 200 % of the limit, and advice that rested on its rates."""
+    beyond = report(learning=half(share=1.6), rates=MachineRates(1e11, 1e10, "bfloat16", 4e11, 8, 3e11))
+    text = "\n".join(beyond.lines())
+    assert "more than the measured limit" in text
+    assert "160 %" not in text
+    assert "other programs held down; run it again" in text
+    assert beyond.as_json()["learning"]["limit_holds"] is False
+    assert named(beyond) == []
 
 
 def test_every_key_that_can_be_named_exists() -> None:

@@ -28,6 +28,9 @@ MUCH = 0.2
 """A share of the step that is worth a key."""
 ARITHMETIC, MEMORY, LAUNCHES = "arithmetic", "memory bandwidth", "launches and Python"
 BESIDE = "work beside the matrix products"
+UNKNOWN = "what cannot be said"
+POSSIBLE = 1.05
+"""More than this share of a limit is a wrong limit: other programs slowed its measurement, and not the step's."""
 
 
 def sound(what: str, value: float) -> float:
@@ -70,14 +73,23 @@ class HalfStep:
         return self.limit_s / self.seconds
 
     @property
+    def limit_holds(self) -> bool:
+        """Whether the limit can be one: nothing is faster than what it must at least do."""
+        return self.share_of_limit <= POSSIBLE
+
+    @property
     def bound(self) -> str:
         """What holds it back."""
+        if not self.limit_holds:
+            return UNKNOWN
         if self.share_of_limit >= NEAR_LIMIT:
             return ARITHMETIC if self.arithmetic_s >= self.memory_s else MEMORY
         return LAUNCHES if self.of_half >= FLAT else BESIDE
 
     def why(self) -> str:
         """The figures behind `bound`."""
+        if not self.limit_holds:
+            return "it was faster than the limit measured beside it, which other programs held down; run it again when they rest"
         names = {ARITHMETIC: "matrix products", MEMORY: "reading and writing"}
         if self.bound in names:
             return f"{names[self.bound]} alone must take {_share(self.share_of_limit)} of its time"
@@ -90,7 +102,7 @@ class HalfStep:
         return {
             "seconds": self.seconds, "share": self.seconds / step_s, "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s, "limit_tokens_per_s": self.tokens / self.limit_s,
-            "share_of_limit": self.share_of_limit, "of_half": self.of_half, "bound": self.bound, "why": self.why(),
+            "share_of_limit": self.share_of_limit, "limit_holds": self.limit_holds, "of_half": self.of_half, "bound": self.bound, "why": self.why(),
         }  # fmt: skip
 
 
@@ -258,6 +270,8 @@ def _of_learning(found: PaceReport) -> Iterator[KeyAdvice]:
 
 def _of_machine(found: PaceReport) -> Iterator[KeyAdvice]:
     rates = found.rates
+    if not (found.sampling.limit_holds and found.learning.limit_holds):
+        return  # the rates behind the limits are those that would be compared
     if rates.other_threads is not None and rates.other_threads_flops_s >= BETTER * rates.flops_s:
         times = rates.other_threads_flops_s / rates.flops_s
         yield KeyAdvice(
@@ -292,7 +306,8 @@ def _calls(tools: ToolCalls) -> str:
 
 def _half(half: HalfStep) -> str:
     rate, limit = half.tokens_per_s, half.tokens / half.limit_s
-    return f"{_number(rate)} tokens/s, {_share(half.share_of_limit)} of the limit ({_number(limit)} tokens/s)"
+    share = f"{_share(half.share_of_limit)} of the limit" if half.limit_holds else "more than the measured limit"
+    return f"{_number(rate)} tokens/s, {share} ({_number(limit)} tokens/s)"
 
 
 def _number(value: float) -> str:
