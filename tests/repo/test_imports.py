@@ -34,6 +34,7 @@ EXTRAS = (
     "datasets",
     "peft",
     "torchao",
+    "bitsandbytes",
     "accelerate",
     "mcp",
     "wandb",

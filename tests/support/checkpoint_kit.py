@@ -26,6 +26,7 @@ from surefoot.learner.forward import score_batch
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
 from surefoot.learner.lora import Adapter, LoraSettings
 from surefoot.learner.precision import split_precision
+from surefoot.learner.quantised import quantise
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.packing import make_batch
 from surefoot.records import Group, Rollout, Task, TrainSample, Turn
@@ -53,8 +54,13 @@ def make_learner(
         parity_tolerance=1e-4 if dtype == "float32" else 0.2, optim=optim,
     )  # fmt: skip
     net = make_net(kind, seed=seed)
+    packed = (
+        None
+        if lora is None or lora.quantization == "none"
+        else quantise(net, lora.modules_to_save, getattr(torch, dtype))
+    )
     masters = split_precision(net, getattr(torch, dtype))
-    adapter = None if lora is None else Adapter(net, lora, masters)
+    adapter = None if lora is None else Adapter(net, lora, masters, packed)
     return GRPOLearner(net, settings, None, masters, adapter=adapter)
 
 

@@ -25,6 +25,11 @@ and the exit code is the command's own. The bugs:
     adapter_stays_home          an adapter is trained, and engines get the base without it
     adapter_steps_the_base      the optimiser of an adapter has the base as well
     no_peft                     no bug: a host without the package peft
+    no_bitsandbytes             no bug: a host without the package bitsandbytes
+    broken_bitsandbytes         no bug: a host where it is installed, and its import fails
+    engines_get_the_file        a base in four bits is trained beside, and engines get the file's weights with the adapter
+    bytes_for_weights           the learner multiplies with the packed bytes of a base in four bits as if they were its weights
+    swapped_nibbles             what comes back from four bits is one weight's neighbour
     rounded_start               the masters begin as the rounded weights instead of the model file's own
     learn_twice                 every step is applied to the weights twice
     own_rate                    something else than the schedule sets the optimiser's rate
@@ -349,7 +354,7 @@ def forget_the_probe() -> None:
 EARLY = frozenset(
     {"border_without_sets", "evaluate_what_is_there", "forget_the_probe", "no_weights", "any_template_will_do",
      "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git", "no_sandbox", "forget_own_digests",
-     "no_peft", "clock_stands", "clock_shows_nothing", "answers_from_nowhere", "learner_rests"}
+     "no_peft", "no_bitsandbytes", "broken_bitsandbytes", "clock_stands", "clock_shows_nothing", "answers_from_nowhere", "learner_rests"}
 )  # fmt: skip
 
 
@@ -505,7 +510,7 @@ def adapter_stays_home() -> None:
     """Published are the weights that the adapter is beside, under each new version."""
     from surefoot.learner.lora import Adapter
 
-    Adapter.published = lambda self, version: {name: self._live[name] for name in self._order}  # type: ignore[method-assign]
+    Adapter.published = lambda self, version: {name: self.base(name) for name in self._order}  # type: ignore[method-assign]
 
 
 def adapter_steps_the_base() -> None:
@@ -573,12 +578,74 @@ def learner_rests() -> None:
     GRPOLearner.learn = lambda self, samples, iteration=0: SimpleNamespace(applied=True)  # type: ignore[assignment, method-assign]
 
 
+def no_bitsandbytes() -> None:
+    """Nobody finds it, and whoever imports it fails."""
+    modules: dict[str, Any] = sys.modules
+    modules["bitsandbytes"] = None
+
+
+def broken_bitsandbytes() -> None:
+    """Its library is of another machine."""
+    from surefoot.learner import quantised
+
+    def package() -> Any:
+        raise OSError("libbitsandbytes_cpu.so: cannot open shared object file")
+
+    quantised._package = package  # type: ignore[assignment]
+
+
+def engines_get_the_file() -> None:
+    """What they get is moved by the difference between the file and what came back of it."""
+    from surefoot.learner.lora import Adapter
+    from surefoot.learner.quantised import QuantisedLinear
+
+    given: dict[QuantisedLinear, Any] = {}
+    made, published = QuantisedLinear.__init__, Adapter.published
+
+    def init(self: QuantisedLinear, linear: Any, dtype: Any) -> None:
+        made(self, linear, dtype)
+        given[self] = linear.weight.detach().clone()
+
+    def from_file(self: Adapter, version: int) -> Any:
+        weights = dict(published(self, version))
+        for name, layer in self._packed.items():
+            value = weights[f"{name}.weight"]
+            weights[f"{name}.weight"] = value + (given[layer].to(value.device) - layer.weight).to(value.dtype)
+        return weights
+
+    QuantisedLinear.__init__ = init  # type: ignore[method-assign]
+    Adapter.published = from_file  # type: ignore[method-assign]
+
+
+def bytes_for_weights() -> None:
+    """Two levels to a byte, read as numbers between -1 and 1, and scaled as the weights are."""
+    import torch
+
+    from surefoot.learner.quantised import QuantisedLinear
+
+    def forward(self: QuantisedLinear, input: Any) -> Any:
+        levels = torch.stack([self.packed >> 4, self.packed & 15], 1).flatten()[: self.entries].float() / 7.5 - 1
+        scales = self.scales.repeat_interleave(64)[: self.entries]
+        return torch.nn.functional.linear(input, (levels * scales).view(self.out_features, self.in_features), self.bias)
+
+    QuantisedLinear.forward = forward  # type: ignore[method-assign]
+
+
+def swapped_nibbles() -> None:
+    """The two halves of each byte come back in the wrong order."""
+    from surefoot.learner import quantised
+
+    real = quantised._unpack
+    quantised._unpack = lambda packed, scales: real((packed >> 4) | (packed << 4), scales)
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
         mask_shift_left, mask_shift_right, flip_advantages_after_checks, shuffle_rewards, skip_publish, torn_copy,
         forget_the_guard, strange_sampler, longer_prompts, short_batches, pool_holds_heldout, plan_deals_heldout,
-        adapter_stays_home, adapter_steps_the_base, no_peft, pure_bfloat16, rounded_start, learn_twice, own_rate,
+        adapter_stays_home, adapter_steps_the_base, no_peft, no_bitsandbytes, broken_bitsandbytes, engines_get_the_file,
+        bytes_for_weights, swapped_nibbles, pure_bfloat16, rounded_start, learn_twice, own_rate,
         forget_answers_of_a_set, border_without_sets,
         never_steps, no_finite_gradient, forget_changed_entries, forget_equal_rewards, evaluate_what_is_there, forget_the_probe,
         speak_in_circles, forget_loops, forget_datasets,

@@ -351,6 +351,9 @@ class Config(Table):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the policy computes in, and what engines get. In bfloat16 the optimiser steps float32 masters of the weights (docs/engines.md, Precision); gradients and moments are float32 either way."""
 
+    quantization: Literal["none", "nf4"] = "none"
+    """What the frozen base of an adapter is held in: with nf4 its linear layers take four bits a weight (bitsandbytes), and learner, reference and engines compute with what comes back; needs lora.rank; docs/models.md."""
+
     # -- one step ---------------------------------------------------------------
     tasks_per_step: Int = 4
     """Groups that make up one optimiser step."""

@@ -160,6 +160,11 @@ def _lora_problems(config: Config) -> Iterator[str]:
         for name in ("alpha", "target_modules", "modules_to_save"):
             if getattr(lora, name) != type(lora).model_fields[name].default:
                 yield f"lora.{name} without lora.rank: every weight is trained, there is no adapter; set lora.rank"
+        if config.quantization != "none":
+            yield (
+                f"quantization = {config.quantization} without lora.rank: four bits cannot be trained, only an adapter "
+                "beside them; set lora.rank, or leave quantization out"
+            )
         return
     if isinstance(lora.target_modules, tuple):
         if "all-linear" in lora.target_modules:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,8 +22,12 @@ from transformers.utils import logging as hf_logging
 from surefoot.errors import ConfigError, ModelError, SurefootError
 from surefoot.learner.model_files import check_index, check_model_config, check_model_folder, refuse_adapter
 from surefoot.learner.precision import split_precision
+from surefoot.learner.quantised import NONE, QuantisedBase, quantise
 from surefoot.protocols import DecoderSpec
 from surefoot.system.hashing import sha256_of
+
+if TYPE_CHECKING:
+    from surefoot.learner.lora import LoraSettings
 
 
 def check_special_tokens(name: str, net: Any, tokenizer: Any) -> frozenset[int]:
@@ -107,6 +111,8 @@ class Policy:
     spec: DecoderSpec
     masters: Mapping[str, Tensor] | None = None
     """The weights in float32, as the file has them, where the model computes in bfloat16: the learner trains these."""
+    quantised: QuantisedBase | None = None
+    """What of it is held in four bits, to be trained beside."""
 
 
 @dataclass(frozen=True)
@@ -190,13 +196,17 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def load_policy(model: str, *, base: Path, device: str, dtype: str, words: ModelTokenizer | None = None) -> Policy:
+def load_policy(
+    model: str, *, base: Path, device: str, dtype: str, words: ModelTokenizer | None = None,
+    lora: LoraSettings | None = None,
+) -> Policy:  # fmt: skip
     """Load a model and its tokenizer, and refuse what cannot be trained faithfully.
 
     Args:
         model: "pebble", "pebble_tools", "smollm2", a folder (relative to `base`), or a hub name.
         dtype: "float32" or "bfloat16": what the model computes in. Its file is read in float32 either way.
         words: its tokenizer, where somebody has it already.
+        lora: the adapter that is going to be trained beside it: it says what the base is held in.
     """
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
@@ -218,11 +228,22 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str, words: Model
         _refuse_invented_weights(model, found)
         _forget_quantisation(net)
         stop_ids = check_special_tokens(model, net, tokenizer)
-    net.to(resolve_device(device)).eval()  # eval: dropout while scoring would make the ratio noise
+    net.eval()  # dropout while scoring would make the ratio noise
+    quantised = _quantised(net, lora, resolve_device(device), torch_dtype)
+    net.to(resolve_device(device))
     masters = split_precision(net, torch_dtype)
     for parameter in net.parameters():
         parameter.requires_grad_(True)
-    return Policy(model, net, tokenizer, stop_ids, spec, masters)
+    return Policy(model, net, tokenizer, stop_ids, spec, masters, quantised)
+
+
+def _quantised(net: Any, lora: LoraSettings | None, device: str, dtype: torch.dtype) -> QuantisedBase | None:
+    """The network's linear layers in four bits, where that was asked for, before any of it is on the device."""
+    if lora is None or lora.quantization == NONE:
+        return None
+    found = quantise(net, lora.modules_to_save, dtype)
+    found.move(device)
+    return found
 
 
 def empty_net(model: str, *, base: Path) -> Any:

@@ -343,6 +343,7 @@ def _train_digest(train: Sequence[Task]) -> str:
 
 
 def _weight_bytes(policy: Policy) -> Iterator[bytes]:
-    for name, value in (weights_of(policy.model) | dict(policy.masters or {})).items():
+    held = {} if policy.quantised is None else policy.quantised.held
+    for name, value in (weights_of(policy.model) | dict(policy.masters or {}) | held).items():
         yield name.encode()
         yield value.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()

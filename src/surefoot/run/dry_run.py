@@ -192,7 +192,7 @@ def _with_model(
     if plan is not None:
         checked.done.append("the adapter's modules")
         lines.append(f"trains    {plan.line()}")
-    adapter = None if plan is None else AdapterSize(plan.parameters, plan.merged)
+    adapter = None if plan is None else AdapterSize(plan.parameters, plan.merged, plan.packed)
     lines += _memory_lines(config, facts, max(lengths), adapter)
     if device in MEASURED:
         tell(f"measuring the speed of this {_kind(device)} for a model of this shape ...")
@@ -386,10 +386,11 @@ def engine_copies(config: Config) -> int:
 
 
 class AdapterSize(NamedTuple):
-    """Entries of an adapter that are trained, and of the base that have a merged copy."""
+    """Entries of an adapter that are trained, and of the base that have a merged copy or are held in four bits."""
 
     trained: int
     merged: int
+    packed: int = 0
 
 
 def memory_estimate(
@@ -402,13 +403,14 @@ def memory_estimate(
     """
     width = 2 if config.dtype == "bfloat16" else FLOAT32
     weights = float(facts.parameters * width)
+    spared = 0.0 if adapter is None or not adapter.packed else adapter.packed * (width - _packed_width())
     trained = float((facts.parameters if adapter is None else adapter.trained) * FLOAT32)
     piece = config.microbatch_size or min(config.rollouts_per_step, 32)
     length = prompt_tokens + config.max_completion_length
     rows = min(config.engine.rows or config.rollouts_per_step, 256)
     per_token = 10 * facts.hidden + 4 * facts.intermediate + 3 * facts.head_dim * (facts.heads + 2 * facts.kv_heads)
     parts = {
-        "weights": weights,
+        "weights": weights - spared,
         "adapter": 0.0 if adapter is None else trained,
         "merged for engines": 0.0 if adapter is None else float(adapter.merged * width),
         "float32 masters": trained if width != FLOAT32 and adapter is None else 0.0,
@@ -421,6 +423,12 @@ def memory_estimate(
         "KV cache": float(rows * length * facts.layers * 2 * facts.kv_heads * facts.head_dim * width),
     }
     return {name: value for name, value in parts.items() if value}
+
+
+def _packed_width() -> float:
+    from surefoot.learner.quantised import BYTES_PER_WEIGHT  # torch: loaded by whoever plans an adapter
+
+    return BYTES_PER_WEIGHT
 
 
 def _memory_lines(config: Config, facts: ModelFacts, longest: int, adapter: AdapterSize | None = None) -> list[str]:

@@ -33,6 +33,7 @@ from surefoot.learner.lora import (
 from surefoot.learner.low_bit import require_torchao
 from surefoot.learner.model import ModelTokenizer, Policy, empty_net, load_policy, load_tokenizer, resolve_device
 from surefoot.learner.own_code import own_loss, use_estimator
+from surefoot.learner.quantised import NONE, require_bitsandbytes
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.preference import PreferencePair
 from surefoot.protocols import ToolSpec
@@ -66,7 +67,7 @@ def lora_settings(config: Config) -> LoraSettings | None:
         return None
     targets = (lora.target_modules,) if isinstance(lora.target_modules, str) else lora.target_modules
     alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
-    return LoraSettings(lora.rank, alpha, targets, lora.modules_to_save, config.seed)
+    return LoraSettings(lora.rank, alpha, targets, lora.modules_to_save, config.seed, config.quantization)
 
 
 def adapter_plan(config: Config, base: Path, saved: Path | None = None) -> AdapterPlan | None:
@@ -79,6 +80,8 @@ def adapter_plan(config: Config, base: Path, saved: Path | None = None) -> Adapt
     if settings is None:
         return None
     require_peft()
+    if settings.quantization != NONE:
+        require_bitsandbytes(resolve_device(config.device))
     plan = plan_adapter(settings, empty_net(config.model, base=base))
     if saved is not None:
         refuse_other_shapes(saved, plan, config.model)
@@ -296,7 +299,9 @@ def prepare(
     require_packages(config)
     adapter_plan(config, base)
     # A template or an adapter that cannot be used is refused by now: weights may take minutes to load.
-    policy = load_policy(config.model, base=base, device=config.device, dtype=config.dtype, words=words)
+    policy = load_policy(
+        config.model, base=base, device=config.device, dtype=config.dtype, words=words, lora=lora_settings(config)
+    )
     codec = codec_of(config, base, policy, inputs.tools, tools)
     encode = partial(_encode, codec, routes or {})
     context = policy.spec.max_positions

@@ -302,7 +302,7 @@ class LearnerSpec:
         from surefoot.learner.lora import with_adapter
         from surefoot.learner.model import load_policy
 
-        policy = load_policy(self.model, base=self.base, device=self.device, dtype=self.dtype)
+        policy = load_policy(self.model, base=self.base, device=self.device, dtype=self.dtype, lora=self.lora)
         channels = None if self.channels is None else self.channels(policy)
         policy, adapter = with_adapter(policy, self.lora)
         return policy, GRPOLearner(
