@@ -7,8 +7,8 @@
 Owns       the adapter in a network, the merged copy of what it changes, and the adapter's files.
 Promises   the base is never written: its checksums are those of the start, looked at after the first step and before
            every save; a version is merged once; merged before the first step, it is the base bit for bit, or nothing
-           is published; what is saved loads with `PeftModel.from_pretrained`; an adapter of another base, or of one that
-           was held otherwise, is refused by name.
+           is published; what is saved loads with `PeftModel.from_pretrained`; an adapter of another base, or of one
+           that was held otherwise, is refused by name.
 Never      imports PEFT before an adapter is asked for, or merges into the weights that are trained beside.
 
 Read next: `grpo.py`, who steps it; `checkpoint.py`, its state beside the optimiser's.

@@ -89,7 +89,7 @@ class HalfStep:
     def why(self) -> str:
         """The figures behind `bound`."""
         if not self.limit_holds:
-            return "it was faster than the limit measured beside it, which other programs held down; run it again when they rest"
+            return "faster than its limit, whose measurement other programs held down; run it again when they rest"
         names = {ARITHMETIC: "matrix products", MEMORY: "reading and writing"}
         if self.bound in names:
             return f"{names[self.bound]} alone must take {_share(self.share_of_limit)} of its time"
@@ -102,7 +102,8 @@ class HalfStep:
         return {
             "seconds": self.seconds, "share": self.seconds / step_s, "tokens": self.tokens,
             "tokens_per_s": self.tokens_per_s, "limit_tokens_per_s": self.tokens / self.limit_s,
-            "share_of_limit": self.share_of_limit, "limit_holds": self.limit_holds, "of_half": self.of_half, "bound": self.bound, "why": self.why(),
+            "share_of_limit": self.share_of_limit, "limit_holds": self.limit_holds, "of_half": self.of_half,
+            "bound": self.bound, "why": self.why(),
         }  # fmt: skip
 
 
