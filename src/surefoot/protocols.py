@@ -48,6 +48,8 @@ class DecoderSpec:
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_head: bool = True
+    beyond: tuple[str, ...] = ()
+    """What the model computes that these numbers do not say; then only `vocab` and `max_positions` are sure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -396,9 +396,9 @@ def test_a_peft_config_from_python_is_the_table(tmp_path: Path) -> None:
 def test_what_a_peft_config_leaves_open_is_what_peft_takes_for_every_model_that_is_trained_here() -> None:
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as THEIRS
 
-    from surefoot.learner.model import SUPPORTED
+    from surefoot.learner.architectures import PLAIN
 
-    assert {tuple(THEIRS[kind]) for kind in SUPPORTED} == {DEFAULT_TARGETS}
+    assert {tuple(THEIRS[kind]) for kind in PLAIN} == {DEFAULT_TARGETS}
 
 
 def test_every_field_that_is_taken_arrives() -> None:

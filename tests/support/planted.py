@@ -48,6 +48,9 @@ and the exit code is the command's own. The bugs:
     trust_own_rules             ... nor is a guard rule tried out
     trust_own_engines           the answers of an engine of the user's own are not looked at
     trust_own_environments      an environment is not tried on the first task
+    leaking_rows                rows of a batch reach each other in the learner, where an architecture is not plain
+    leaking_rows_unproved       ... and the model is not asked about it before the run
+    head_without_scaling        ... is scored by its bare output layer, and the model is not asked about it
     forget_own_digests          the files of a user's own code are not compared on resume
     clock_stands                the clock of `surefoot bench` shows one moment for ever
     clock_shows_nothing         ... or no number at all
@@ -639,6 +642,30 @@ def swapped_nibbles() -> None:
     quantised._unpack = lambda packed, scales: real((packed >> 4) | (packed << 4), scales)
 
 
+def leaking_rows() -> None:
+    """A tenth of its neighbour in every row; one row alone has none."""
+    from surefoot.learner import any_forward
+
+    real = any_forward._states
+    any_forward._states = lambda net, ids: (states := real(net, ids)) + 0.1 * (states.roll(1, dims=0) - states)
+
+
+def leaking_rows_unproved() -> None:
+    """The same, found by nobody before the first step."""
+    from surefoot.learner import model
+
+    leaking_rows()
+    model.prove = lambda *_: None  # type: ignore[attr-defined]
+
+
+def head_without_scaling() -> None:
+    """Whatever the model does between its output layer and a probability is left out."""
+    from surefoot.learner import any_forward, model
+
+    any_forward._head_of = lambda net: net.get_output_embeddings()
+    model.prove = lambda *_: None  # type: ignore[attr-defined]
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -652,6 +679,9 @@ PLANTS: dict[str, Plant] = {
         no_weights, any_template_will_do, any_device_will_do, any_name_will_do, no_landlock, trusting_git, no_sandbox,
         trust_own_losses, trust_own_estimators, trust_own_rules, trust_own_engines, trust_own_environments,
         forget_own_digests, clock_stands, clock_shows_nothing, answers_from_nowhere, learner_rests,
+
+
+        forget_own_digests, leaking_rows, leaking_rows_unproved, head_without_scaling,
     )
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from surefoot.learner.model_files import read_gguf_header
 from surefoot.run.dry_run import SHIPPED, dry_run, memory_estimate, model_facts
 
 LLAMA = {
+    "model_type": "llama",
     "hidden_size": 64,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

@@ -61,8 +61,8 @@ class Table(BaseModel):
 class EngineConfig(Table):
     """`[engine]`: who generates."""
 
-    kind: EngineKind = "embedded"
-    """Which engine samples: `embedded` is ours, `vllm` is vLLM in the engine's process, `openai` a server at engine.url (it trains only where that server takes weights and token ids); or one of your own; docs/extending.md."""
+    kind: EngineKind = "auto"
+    """Which engine samples: `auto` is `embedded`, ours, where that computes the model exactly, else `transformers`, the learner's own library for any causal language model; `vllm` is vLLM in the engine's process, `openai` a server at engine.url (it trains only where that server takes weights and token ids); or one of your own; docs/extending.md."""
 
     rows: Int = 0
     """Rollouts decoded side by side; 0 means tasks_per_step x num_generations, at most 256. Rounded up to a multiple of 8 (16 where weights cannot be packed): fixed shapes are what makes a rollout independent of its neighbours."""

@@ -134,7 +134,9 @@ class EngineFacts:
 
 
 ENGINES: Mapping[str, EngineFacts] = {
+    "auto": EngineFacts(makes="surefoot.run.build:auto_engine", reads_learner=True, is_measured=True),
     "embedded": EngineFacts(makes="surefoot.run.build:embedded_engine", reads_learner=True, is_measured=True),
+    "transformers": EngineFacts(makes="surefoot.run.build:transformers_engine", reads_learner=True),
     "vllm": EngineFacts(
         makes="surefoot.run.build:vllm_engine",
         refuses=(RefusedValue("temperature", lambda value: value > 2, "vLLM takes at most 2"),),

@@ -19,6 +19,8 @@ from torch.nn import functional as F  # noqa: N812 - the community's name
 from transformers import AttentionInterface
 
 from surefoot.errors import InvariantError
+from surefoot.learner.any_forward import score_rows
+from surefoot.learner.architectures import SHARED, rows_together
 from surefoot.maths.logprobs import TokenScores, score_tokens_chunked
 from surefoot.maths.packing import Batch
 
@@ -153,13 +155,16 @@ def score_batch(net: Any, batch: Batch, *, temperature: float, with_entropy: boo
     Returns:
         `TokenScores` of shape (B, T); positions outside `batch.mask` hold 0 and no gradient.
     """
-    hidden = completion_hidden(net, batch)[batch.mask]  # (N, H): padding never reaches the head
-    ids = batch.completion_ids[batch.mask]
-    head = net.get_output_embeddings()
-    scores = score_tokens_chunked(
-        hidden, head.weight, ids, bias=head.bias, temperature=temperature, with_entropy=with_entropy,
-        keep_bytes=LOGITS_BUDGET,
-    )  # fmt: skip
+    if rows_together(net.config) == SHARED:
+        hidden = completion_hidden(net, batch)[batch.mask]  # (N, H): padding never reaches the head
+        head = net.get_output_embeddings()
+        scores = score_tokens_chunked(
+            hidden, head.weight, batch.completion_ids[batch.mask], bias=head.bias, temperature=temperature,
+            with_entropy=with_entropy, keep_bytes=LOGITS_BUDGET,
+        )  # fmt: skip
+    else:
+        require_in_place(batch)
+        scores = score_rows(net, batch, temperature=temperature, with_entropy=with_entropy)
     entropy = None if scores.entropy is None else _spread(scores.entropy, batch.mask)
     return TokenScores(_spread(scores.logprobs, batch.mask), entropy)
 

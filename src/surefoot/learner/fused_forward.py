@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the community's name
 
+from surefoot.learner.architectures import beyond_plain
 from surefoot.learner.forward import PackedIndex, build_packed_index, distinct_prompts, lay_out, mix, require_in_place
 from surefoot.maths.fused import has_kernels
 from surefoot.maths.fused_training import Gate, Gather, Kernels, Norm, Rotation, kernels, score_tokens_fused
 from surefoot.maths.logprobs import TokenScores, require_scorable
 from surefoot.maths.packing import Batch
 
-MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 LAYER_PARTS = frozenset({
     "input_layernorm.weight", "post_attention_layernorm.weight", *(f"self_attn.{n}_proj.weight" for n in "qkvo"),
     *(f"self_attn.{n}_proj.bias" for n in "qkv"), *(f"self_attn.{n}_norm.weight" for n in "qk"),
@@ -40,10 +40,8 @@ def why_not_fused(net: Any, *, on_cpu: bool = False) -> list[str]:
     Args:
         on_cpu: tests run it there.
     """
-    config, found = net.config, []
+    found = list(beyond_plain(net.config))
     parameters = dict(net.named_parameters())
-    if config.model_type not in MODEL_TYPES:
-        found.append(f"model_type {config.model_type}")
     devices = {parameter.device for parameter in parameters.values()}
     if not on_cpu and not (len(devices) == 1 and has_kernels(next(iter(devices)))):
         found.append(f"device {', '.join(map(str, devices))}")
@@ -51,8 +49,6 @@ def why_not_fused(net: Any, *, on_cpu: bool = False) -> list[str]:
         found.append("parameters of several dtypes")
     if net.training:
         found.append("train mode")
-    if getattr(config, "hidden_act", "silu") != "silu":
-        found.append(f"hidden_act {config.hidden_act}")
     found += [name for name in parameters if not _known(name)]
     return found
 

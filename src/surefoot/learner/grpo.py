@@ -18,6 +18,7 @@ from surefoot.config import MICROBATCH_TOKENS
 from surefoot.errors import InvariantError, NumericsError
 from surefoot.guards import invariants
 from surefoot.learner import checkpoint
+from surefoot.learner.architectures import lasting_buffers
 from surefoot.learner.auxiliary_losses import AuxiliaryLosses
 from surefoot.learner.forward import score_batch
 from surefoot.learner.fused_forward import score_batch_fused, why_not_fused
@@ -159,8 +160,9 @@ class GRPOLearner:
         return checkpoint.load_training_checkpoint(self, folder).extra
 
     def weights(self) -> Weights:
-        """The current parameters by Hugging Face name, as engines get them: views, or an adapter's merged ones."""
-        return dict(self.net.named_parameters()) if self.adapter is None else self.adapter.published(self._version)
+        """Parameters and lasting buffers by name, as engines get them: views, or an adapter's merged ones."""
+        own = dict(self.net.named_parameters()) if self.adapter is None else self.adapter.published(self._version)
+        return {**own, **lasting_buffers(self.net)}
 
     def trained(self) -> dict[str, Tensor]:
         """What the optimiser steps, by name: the parameters themselves, their float32 masters, or an adapter alone."""

@@ -406,6 +406,7 @@ def _inject(net: Any, settings: LoraSettings) -> Any:
 def _injected(net: Any, settings: LoraSettings) -> Any:
     from peft import LoraConfig, get_peft_model
 
+    _refuse_unreachable(net, settings)
     targets = _targets(net, settings)
     _check_saved(net, settings.modules_to_save)
     alpha = int(settings.alpha) if float(settings.alpha).is_integer() else settings.alpha  # as others write it
@@ -418,6 +419,27 @@ def _injected(net: Any, settings: LoraSettings) -> Any:
         model = get_peft_model(net, config)
     model.eval()
     return model
+
+
+def _refuse_unreachable(net: Any, settings: LoraSettings) -> None:
+    """Matrices that are no linear layers: an adapter would pass them by, or train what PEFT cannot merge by name."""
+    kind = net.config.model_type
+    if any(type(module).__name__ == "Conv1D" for module in net.modules()):
+        raise ModelError(
+            f"[lora] with architecture {kind!r}: its layers are transposed (Conv1D)",
+            "merged the way linear layers are, the weights would be other ones",
+            "leave [lora] out to train every weight, or use an architecture with linear layers",
+        )
+    owners = {name.rpartition(".")[0] for name, p in net.named_parameters() if p.dim() == 3}
+    experts = [name for name in owners if not isinstance(net.get_submodule(name), torch.nn.Conv1d)]
+    attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    if experts and not {name.rpartition(".")[2] for name in settings.target_modules} <= attention:
+        raise ModelError(
+            f"[lora] with architecture {kind!r} and target_modules = {', '.join(settings.target_modules)}: its experts "
+            f"are no linear layers (first {min(experts)})",
+            "most of the model would have no adapter while the plan says every layer, or a wrong one",
+            'set lora.target_modules = ["q_proj", "k_proj", "v_proj", "o_proj"], or leave [lora] out',
+        )
 
 
 def _targets(net: Any, settings: LoraSettings) -> list[str]:

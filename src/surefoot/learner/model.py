@@ -20,6 +20,15 @@ from transformers.utils import cached_file
 from transformers.utils import logging as hf_logging
 
 from surefoot.errors import ConfigError, ModelError, SurefootError
+from surefoot.learner.any_forward import prove
+from surefoot.learner.architectures import (
+    attention_of,
+    beyond_plain,
+    context_of,
+    refuse_beyond,
+    refuse_untrainable,
+    told,
+)
 from surefoot.learner.model_files import check_index, check_model_config, check_model_folder, refuse_adapter
 from surefoot.learner.precision import split_precision
 from surefoot.learner.quantised import NONE, QuantisedBase, quantise
@@ -96,7 +105,6 @@ def _ids(name: str, value: Any) -> list[int]:
 
 PEBBLE = Path(__file__).parent.parent / "assets" / "pebble"
 PEBBLE_TOOLS = PEBBLE.parent / "pebble_tools"
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)
@@ -221,7 +229,7 @@ def load_policy(
         )
         with _quiet_bars() if kwargs else contextlib.nullcontext():
             net, found = AutoModelForCausalLM.from_pretrained(
-                source, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True,
+                source, dtype=torch.float32, attn_implementation=_attention(source, kwargs), output_loading_info=True,
                 trust_remote_code=False, **kwargs, **({} if kwargs else _SAFE),
             )  # fmt: skip
         spec = decoder_spec(net)
@@ -231,6 +239,8 @@ def load_policy(
     net.eval()  # dropout while scoring would make the ratio noise
     quantised = _quantised(net, lora, resolve_device(device), torch_dtype)
     net.to(resolve_device(device))
+    if spec.beyond:
+        prove(model, net)
     masters = split_precision(net, torch_dtype)
     for parameter in net.parameters():
         parameter.requires_grad_(True)
@@ -246,14 +256,40 @@ def _quantised(net: Any, lora: LoraSettings | None, device: str, dtype: torch.dt
     return found
 
 
+def _attention(source: str, kwargs: Mapping[str, str]) -> str | None:
+    """Which attention computes the model; what cannot be trained is refused before its weights are read."""
+    if kwargs:
+        return "sdpa"  # one GGUF file: ours, a Llama
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    refuse_untrainable(config)
+    return attention_of(config.to_dict())
+
+
+def architecture_plan(model: str, *, base: Path, engine: str) -> tuple[str, ...]:
+    """What the model does beyond the plain decoder, by its config alone; refused as a run with that engine would be."""
+    source, kwargs = _locate(model, base)
+    if kwargs:
+        return ()
+    with _refusing(model, source):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        refuse_untrainable(config)
+    found = beyond_plain(config)
+    if engine == "embedded":
+        refuse_beyond(found)
+    line = told(config.model_type, found)
+    return () if line is None else (line,)
+
+
 def empty_net(model: str, *, base: Path) -> Any:
     """The network of a model without memory for its weights: names and shapes, as its config has them."""
     source, kwargs = _locate(model, base)
     with _refusing(model, source):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **kwargs)
-        _refuse_unsupported(config)
+        refuse_untrainable(config)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(
+                config, attn_implementation=attention_of(config.to_dict()), trust_remote_code=False
+            )
 
 
 _SAFE = {"use_safetensors": True}
@@ -379,9 +415,15 @@ def verify_manifest(folder: Path) -> None:
 
 
 def decoder_spec(net: Any) -> DecoderSpec:
-    """The architecture's numbers, read from the live model; refused when the engine would compute something else."""
+    """The architecture's numbers, read from the live model, and what it does beyond them."""
     config = net.config
-    _refuse_unsupported(config)
+    beyond, vocab = beyond_plain(config), net.get_input_embeddings().weight.shape[0]
+    if beyond:
+        return DecoderSpec(
+            config.model_type, layers=getattr(config, "num_hidden_layers", 0), hidden=getattr(config, "hidden_size", 0),
+            heads=0, kv_heads=0, head_dim=0, vocab=vocab, norm_eps=0.0, max_positions=context_of(config), inv_freq=(),
+            beyond=beyond,
+        )  # fmt: skip
     rotary = net.model.rotary_emb
     return DecoderSpec(
         model_type=config.model_type,
@@ -390,7 +432,7 @@ def decoder_spec(net: Any) -> DecoderSpec:
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        vocab=net.get_input_embeddings().weight.shape[0],
+        vocab=vocab,
         norm_eps=config.rms_norm_eps,
         max_positions=config.max_position_embeddings,
         inv_freq=tuple(rotary.inv_freq.double().tolist()),
@@ -399,32 +441,6 @@ def decoder_spec(net: Any) -> DecoderSpec:
         qk_norm=config.model_type == "qwen3",
         tied_head=bool(config.tie_word_embeddings),
     )
-
-
-def _refuse_unsupported(config: Any) -> None:
-    rope = getattr(config, "rope_parameters", None) or {}
-    oddities = {
-        "hidden_act": getattr(config, "hidden_act", "silu") != "silu",
-        "attention_bias": bool(getattr(config, "attention_bias", False)),
-        "mlp_bias": bool(getattr(config, "mlp_bias", False)),
-        "sliding_window": _slides(config),
-        "rope_parameters": rope.get("rope_type", "default") in ("dynamic", "longrope"),
-    }
-    odd = [f"{name} = {getattr(config, name)}" for name, is_odd in oddities.items() if is_odd]
-    if config.model_type not in SUPPORTED or odd:
-        raise ModelError(
-            f"architecture {config.model_type!r}{' with ' + ', '.join(odd) if odd else ''} is not supported",
-            "the embedded engine would compute something else than the learner",
-            f"use one of {', '.join(SUPPORTED)} with plain attention",
-        )
-
-
-def _slides(config: Any) -> bool:
-    """Whether any layer attends through a window shorter than the context."""
-    window = getattr(config, "sliding_window", None)
-    if window is None or not getattr(config, "use_sliding_window", True):
-        return False
-    return bool(window < config.max_position_embeddings)
 
 
 def made_up_net(shape: Mapping[str, int], layers: int, device: str, dtype: str) -> tuple[Any, DecoderSpec]:

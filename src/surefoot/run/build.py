@@ -14,9 +14,10 @@ import torch
 
 from surefoot.config import Config
 from surefoot.config.choices import engine_facts
+from surefoot.learner.architectures import attention_of, refuse_beyond
 from surefoot.learner.chat import ChatCodec
 from surefoot.learner.checkpoint import weights_of
-from surefoot.learner.model import Policy
+from surefoot.learner.model import Policy, resolve_device
 from surefoot.protocols import EngineInputs, Learner, ServingEngine, ToolSpec
 from surefoot.records import Task
 from surefoot.rewards.pool import RewardPool
@@ -29,7 +30,7 @@ from surefoot.runtime.local import LocalRolloutRunner, LocalRuntime
 from surefoot.runtime.requests import RolloutRequest, RolloutRunner, request_for
 from surefoot.runtime.rollout import RolloutCollector
 from surefoot.runtime.sampler import AsyncSampler
-from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec, WorkerSpec, portable
+from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec, ServedHere, WorkerSpec, portable
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.runtime.weights import DEADLINE_S, AsyncScore, Publisher, Score, make_probes
 from surefoot.system.hashing import sha256_of_sized
@@ -48,6 +49,31 @@ MAX_AUTO_ROWS = 256
 def engine_rows(config: Config) -> int:
     """Rollouts decoded side by side."""
     return config.engine.rows or min(MAX_AUTO_ROWS, config.rollouts_per_step)
+
+
+@dataclass(frozen=True)
+class TransformersEngineSpec(ServedHere):
+    """transformers' own module with the numbers of this model, on weights that it is handed."""
+
+    model_config: dict[str, Any]
+    rows: int
+    max_width: int
+    device: str
+    attention: str | None
+    """As the learner attends."""
+    copy_weights: bool = False
+    """Serve a copy: needed where the owner of the weights goes on changing them while they are served."""
+
+    def build(self) -> ServingEngine:
+        """In the process where it will run."""
+        from surefoot.engines.serving import EngineLoop
+        from surefoot.engines.transformers_engine import TransformersEngine
+
+        engine = TransformersEngine(
+            self.model_config, rows=self.rows, max_width=self.max_width, device=resolve_device(self.device),
+            attention=self.attention,
+        )  # fmt: skip
+        return EngineLoop(engine, copy_weights=self.copy_weights)
 
 
 @dataclass(frozen=True)
@@ -133,8 +159,14 @@ def engine_spec(
     return make(inputs)
 
 
+def auto_engine(inputs: EngineInputs) -> EngineSpec:
+    """Ours where it is exact, else the learner's own library."""
+    return transformers_engine(inputs) if inputs.decoder.beyond else embedded_engine(inputs)
+
+
 def embedded_engine(inputs: EngineInputs) -> EngineSpec:
     """Ours, in the process that builds it."""
+    refuse_beyond(inputs.decoder.beyond)
     return EmbeddedEngineSpec(
         inputs.decoder,
         inputs.rows,
@@ -144,6 +176,14 @@ def embedded_engine(inputs: EngineInputs) -> EngineSpec:
         cuda_kernels=inputs.cuda_kernels,
         copy_weights=inputs.shares_weights,
     )
+
+
+def transformers_engine(inputs: EngineInputs) -> EngineSpec:
+    """The learner's own library, in the process that builds it."""
+    return TransformersEngineSpec(
+        dict(inputs.model_config), inputs.rows, inputs.max_width, inputs.device, attention_of(inputs.model_config),
+        copy_weights=inputs.shares_weights,
+    )  # fmt: skip
 
 
 def vllm_engine(inputs: EngineInputs) -> EngineSpec:

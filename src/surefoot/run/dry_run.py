@@ -166,7 +166,7 @@ def _with_model(
     tools: ToolPreview | None, checked: Checked, tell: Callable[[str], None],
 ) -> list[str]:  # fmt: skip
     """Device, template and prompts, then memory and time: what needs torch comes after everything that does not."""
-    from surefoot.learner.model import load_tokenizer, resolve_device
+    from surefoot.learner.model import architecture_plan, load_tokenizer, resolve_device
     from surefoot.run.model import adapter_plan, call_format_of, codec_of_words, require_packages
 
     config = loaded.config
@@ -180,6 +180,7 @@ def _with_model(
             f"device    {device}", "",
             f"estimate  unknown: {config.model} is not a folder on this machine, and a dry run does not download",
         ]  # fmt: skip
+    beyond = architecture_plan(config.model, base=loaded.base, engine=config.engine.kind)
     words = load_tokenizer(config.model, base=loaded.base)
     with in_users_words():
         codec = codec_of_words(config, loaded.base, words, recipe, tools.shown if tools else ())
@@ -187,13 +188,16 @@ def _with_model(
     lengths = _prompt_lengths(codec, tasks)
     checked.done.append(f"the chat template and {counted(len(lengths), 'prompt')}")
     own = f"{config.chat_template}" if config.chat_template else "the model's own"
-    lines = [f"device    {device}", f"template  {own if codec.has_template else 'none'}{written}", ""]
+    lines = [f"device    {device}", f"template  {own if codec.has_template else 'none'}{written}"]
+    lines += [*(f"model     {line}" for line in beyond), ""]
     plan = adapter_plan(config, loaded.base)
     if plan is not None:
         checked.done.append("the adapter's modules")
         lines.append(f"trains    {plan.line()}")
     adapter = None if plan is None else AdapterSize(plan.parameters, plan.merged, plan.packed)
     lines += _memory_lines(config, facts, max(lengths), adapter)
+    if beyond:
+        return [*lines, "time      unknown: no estimate for this architecture was ever made; `max_steps=5` measures it"]
     if device in MEASURED:
         tell(f"measuring the speed of this {_kind(device)} for a model of this shape ...")
     return lines + _time_lines(config, facts, sorted(lengths)[len(lengths) // 2], asked, device, recipe, tools)
@@ -304,7 +308,7 @@ def model_facts(model: str, base: Path) -> ModelFacts | None:
         raise ModelError(
             f"{folder / 'config.json'} does not describe a decoder: {error}",
             "layers, widths and heads are needed to train it",
-            "point model at a Llama, Mistral or Qwen folder",
+            "point model at the folder of a causal language model",
         ) from error
 
 
@@ -330,12 +334,22 @@ def _read_model_config(folder: Path) -> dict[str, Any]:
     return read_object(folder / "config.json")
 
 
+_OTHER_NAMES = (
+    ("hidden_size", "n_embd"), ("hidden_size", "d_model"), ("num_hidden_layers", "n_layer"),
+    ("num_hidden_layers", "num_layers"), ("num_attention_heads", "n_head"), ("num_attention_heads", "num_heads"),
+    ("intermediate_size", "n_inner"), ("intermediate_size", "ffn_dim"), ("max_position_embeddings", "n_positions"),
+    ("max_position_embeddings", "seq_length"),
+)  # fmt: skip
+"""What older architectures call the numbers of a decoder."""
+
+
 def _facts(raw: dict[str, Any], folder: Path) -> ModelFacts:
-    hidden, heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
+    raw = raw | {name: raw[other] for name, other in _OTHER_NAMES if name not in raw and other in raw}
+    hidden, heads = int(raw["hidden_size"]), int(raw.get("num_attention_heads", 1))
     numbers = {
         "layers": int(raw["num_hidden_layers"]),
         "hidden": hidden,
-        "intermediate": int(raw["intermediate_size"]),
+        "intermediate": int(raw.get("intermediate_size") or 4 * hidden),
         "heads": heads,
         "kv_heads": int(raw.get("num_key_value_heads") or heads),
         "head_dim": int(raw.get("head_dim") or hidden // heads),

@@ -35,6 +35,7 @@ from surefoot.errors import (
 )
 from surefoot.guards.arming import guard_lines, judge_arming, refuse_unarmed
 from surefoot.guards.verdict import RunJudgement, way_out
+from surefoot.learner.architectures import told
 from surefoot.protocols import TaskQueue
 from surefoot.records import Task, Verdict
 from surefoot.report.console import View, batch_arithmetic
@@ -350,7 +351,9 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
         if parts.status is not None:
             ctx.cleanup.enter_context(ctx.monitor.asking(parts.status))
         assert_same_run(keeper.journal, "parts", dict(parts.identity))
-        _write_environment(ctx)
+        line = told(parts.policy.spec.model_type, parts.policy.spec.beyond)
+        view.note([] if line is None else [f"model     {line}"])
+        _write_environment(ctx, line)
         _warn_of_tasks(parts, config, view)
         if found := loss_warning(config):
             view.warn(*found)
@@ -371,12 +374,16 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
     return run
 
 
-def _write_environment(ctx: RunContext) -> None:
-    """The machine, once; a resume on another one is told."""
+def _write_environment(ctx: RunContext, architecture: str | None) -> None:
+    """The machine, once; a resume on another one is told.
+
+    Args:
+        architecture: what is said of a model that is not plain.
+    """
     tasks, folder = ctx.inputs.task_set, ctx.keeper.folder
     tools = ctx.inputs.tools
     record = environment_record() | {
-        "tasks": tasks.name, **ctx.inputs.sources, "failpoints": switched_on(),
+        "tasks": tasks.name, "architecture": architecture, **ctx.inputs.sources, "failpoints": switched_on(),
         "unsafe_code": ctx.inputs.unsafe, "sandbox": sandbox_facts(), "from_python": list(ctx.inputs.from_python),
         "tool_servers": {} if tools is None else {server.name: server.containment for server in tools.startable},
     }  # fmt: skip

@@ -134,8 +134,12 @@ def test_what_it_does_not_know_is_named(make_net: Any) -> None:
     net.model.norm.to(torch.bfloat16)
     assert why_not_fused(net, on_cpu=True) == ["parameters of several dtypes"]
     net.model.norm.float()
-    net.config.hidden_act, net.config.model_type = "gelu", "gemma"
-    assert why_not_fused(net, on_cpu=True) == ["model_type gemma", "hidden_act gelu"]
+    net.config.hidden_act = "gelu"
+    assert why_not_fused(net, on_cpu=True) == ["hidden_act = gelu"]
+    net.config.hidden_act, net.config.model_type = "silu", "gemma"
+    assert why_not_fused(net, on_cpu=True) == ["architecture 'gemma'"]
+    net.config.model_type, net.config.sliding_window = "mistral", 8
+    assert why_not_fused(net, on_cpu=True) == ["sliding_window = 8"], "its kernels look at the whole row"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
