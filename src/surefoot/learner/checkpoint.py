@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from surefoot.errors import StateError
 from surefoot.learner import lora
 from surefoot.learner.memory import MAX_SPLITS
 from surefoot.learner.optimizer import moments_of
-from surefoot.learner.tensor_file import DTYPES, Spec, check_fits, read_header, read_tensors, write_tensors
+from surefoot.learner.tensor_file import DTYPES, Spec, check_fits, read_header, read_tensors, take_part, write_tensors
 from surefoot.protocols import ParameterUpdates
 from surefoot.storage.checkpoints import SCHEMA, older_format
 from surefoot.storage.failpoints import failpoint
@@ -60,7 +60,7 @@ CAPTURED = frozenset(
     "net adapter masters optimiser reference parameter_updates channels checked_tokens changed_entries splits _version "
     "_old _kl_seen _pushes".split()
 )
-DERIVED = frozenset({"settings", "tokenizer", "_torn", "_packed", "fused", "_fused_proven", "_tokens"})
+DERIVED = frozenset("settings tokenizer ranks _torn _packed _rows _copies _copied fused _fused_proven _tokens".split())
 """Fields of a learner that its config makes anew; a field in neither set would be lost at a resume."""
 
 Named = dict[str, Tensor]
@@ -121,7 +121,7 @@ def capture(learner: GRPOLearner) -> TrainingState:
         version=learner.version, pushes=learner._pushes, kl_seen=learner._kl_seen,
         checked_tokens=learner.checked_tokens, parameter_updates=learner.parameter_updates, idle=_idle(learner),
         weights=_saved(learner),
-        moments={name: dict(learner.optimiser.state[p]) for name, p in _stepped(learner)},
+        moments=_moments(learner),
         reference=None if learner.reference is None else weights_of(learner.reference), old=dict(learner._old),
         splits=learner.splits, changed_entries=learner.changed_entries,
         masters=None if learner.masters is None else dict(learner.masters.tensors),
@@ -132,23 +132,24 @@ def restore(learner: GRPOLearner, state: TrainingState) -> None:
     """Put a state into a learner of the same model; what does not fit is refused by name, and nothing is changed."""
     check_state(learner, state)
     with torch.no_grad():
-        _copy_into(_saved(learner), state.weights)
+        _copy_into(_saved(learner), state.weights, learner.ranks.put)
         if learner.adapter is not None:
             learner.adapter.restored()
         if learner.masters is not None and state.masters is not None:
-            _copy_into(learner.masters.tensors, state.masters)
+            _copy_into(learner.masters.tensors, state.masters, learner.ranks.put)
         if learner.reference is not None and state.reference is not None:
-            _copy_into(weights_of(learner.reference), state.reference)
+            _copy_into(weights_of(learner.reference), state.reference, learner.ranks.put)
         learner.forget_gradients()
         learner.optimiser.state.clear()
         for name, parameter in learner.trained().items():
             if name in state.moments:
-                learner.optimiser.state[parameter] = _on_device(state.moments[name], parameter.device)
+                kept = {key: learner.ranks.part(value) for key, value in state.moments[name].items()}
+                learner.optimiser.state[parameter] = _on_device(kept, parameter.device)
     learner._old = {key: value.detach().to(learner.device, copy=True) for key, value in state.old.items()}
     learner._version, learner._pushes, learner._kl_seen = state.version, state.pushes, state.kl_seen
     learner.checked_tokens, learner.parameter_updates = state.checked_tokens, state.parameter_updates
     learner.splits, learner._torn = state.splits, False
-    learner.changed_entries = state.changed_entries
+    learner.changed_entries, learner._copied = state.changed_entries, None
     if learner.channels is not None:
         learner.channels._dead = dict(state.idle)
 
@@ -166,7 +167,7 @@ def check_state(learner: GRPOLearner, state: TrainingState) -> None:
         raise _misfit(f"{has} has a reference model (beta > 0), {has_not} has none")
     if learner.reference is not None and state.reference is not None:
         _check_tensors("reference", state.reference, _specs(weights_of(learner.reference)))
-    parameters = learner.trained()
+    parameters = learner.wholes()
     if unknown := sorted(state.moments.keys() - parameters):
         raise _misfit(f"the optimiser state has {len(unknown)} parameters that the model has not, first {unknown[0]!r}")
     for name, kept in state.moments.items():
@@ -226,6 +227,9 @@ def save_training_checkpoint(
     state = capture(learner)
     if learner.adapter is not None:
         learner.adapter.check_base()
+    if learner.ranks.index > 0:
+        _take_part(learner, state)
+        return folder
     temporary = folder.with_name(f".{folder.name}.partial")
     try:
         if temporary.exists():
@@ -251,6 +255,15 @@ def write_state(
     state: TrainingState, folder: Path, *, step: int, extra: Mapping[str, Any], weights: str = WEIGHTS
 ) -> dict[str, ManifestEntry]:
     """The files of a state below `folder`, which is not yet visible; returns size and SHA-256 of the large ones."""
+    files = _files(state, weights)
+    entries = {name: write_tensors(folder / name, tensors) for name, tensors in files.items()}
+    failpoint("checkpoint.after_weights")
+    write_json(folder / STATE, _as_json(state, step) | {"extra": dict(extra)})
+    return entries
+
+
+def _files(state: TrainingState, weights: str) -> dict[str, Named]:
+    """The tensor files of a state, in the order in which they are written."""
     files: dict[str, Named] = {
         weights: state.weights,
         OPTIMISER: {f"{key}/{name}": value for name, kept in state.moments.items() for key, value in kept.items()},
@@ -261,10 +274,13 @@ def write_state(
         files[REFERENCE] = state.reference
     if state.old:
         files[OLD] = {"old": torch.cat(list(state.old.values()))}
-    entries = {name: write_tensors(folder / name, tensors) for name, tensors in files.items()}
-    failpoint("checkpoint.after_weights")
-    write_json(folder / STATE, _as_json(state, step) | {"extra": dict(extra)})
-    return entries
+    return files
+
+
+def _take_part(learner: GRPOLearner, state: TrainingState) -> None:
+    """The other ranks' side of `write_state`, which one of them does: the same tensors in the same order."""
+    for tensors in _files(state, _weights_file(learner)).values():
+        take_part(tensors)
 
 
 def _write_model_files(learner: GRPOLearner, tokenizer: Any, folder: Path) -> None:
@@ -302,6 +318,15 @@ def _idle(learner: GRPOLearner) -> dict[str, int]:
     return {} if learner.channels is None else dict(learner.channels._dead)
 
 
+def _moments(learner: GRPOLearner) -> dict[str, Named]:
+    """What the optimiser remembers of each parameter, whole."""
+    wholes, ranks = learner.wholes(), learner.ranks
+    return {
+        name: {key: ranks.as_whole(value, wholes[name]) for key, value in learner.optimiser.state[p].items()}
+        for name, p in _stepped(learner)
+    }
+
+
 def _stepped(learner: GRPOLearner) -> Iterator[tuple[str, Any]]:
     """Parameters that the optimiser has a memory of."""
     for name, parameter in learner.trained().items():
@@ -324,10 +349,12 @@ def _check_tensors(what: str, found: Mapping[str, Tensor], expected: Mapping[str
             raise _misfit(f"{what}: {name} holds a number that is not finite")
 
 
-def _copy_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+def _copy_into(
+    targets: Mapping[str, Tensor], values: Mapping[str, Tensor], put: Callable[[Tensor, Tensor], Any] = Tensor.copy_
+) -> None:
     """Keep the memory, change the numbers: tied weights stay tied, engines keep their views."""
     for name, target in targets.items():
-        target.copy_(values[name])
+        put(target, values[name])
 
 
 def _on_device(kept: Mapping[str, Tensor], device: torch.device) -> Named:
@@ -457,7 +484,7 @@ def _expected(learner: GRPOLearner, manifest: Manifest, record: Mapping[str, Any
         raise refusal(manifest.folder, f"it holds {holds}")
     if learner.adapter is not None:
         learner.adapter.refuse_other_base(manifest)
-    parameters = learner.trained()
+    parameters = learner.wholes()
     if unknown := sorted(set(record["stepped"]) - parameters.keys()):
         raise refusal(path, f"{len(unknown)} stepped parameters are not in this model, first {unknown[0][:200]!r}")
     if record["has_reference"] != (learner.reference is not None):

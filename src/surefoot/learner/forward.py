@@ -149,12 +149,23 @@ SHARING_PAYS = 0.8
 """Share the prompt when that leaves at most this fraction of the tokens; a plain call is simpler."""
 
 
+SHARDED_ENTRY = "surefoot_score_here"
+"""Where a sharded network has `score_here`: entered there, it gathers the weights outside of its layers too."""
+
+
 def score_batch(net: Any, batch: Batch, *, temperature: float, with_entropy: bool) -> TokenScores:
     """Log-probability of every trained token of a batch, at the sampling temperature.
 
     Returns:
         `TokenScores` of shape (B, T); positions outside `batch.mask` hold 0 and no gradient.
     """
+    if (entry := getattr(net, SHARDED_ENTRY, None)) is not None:
+        return entry(batch, temperature=temperature, with_entropy=with_entropy)  # type: ignore[no-any-return]
+    return score_here(net, batch, temperature=temperature, with_entropy=with_entropy)
+
+
+def score_here(net: Any, batch: Batch, *, temperature: float, with_entropy: bool) -> TokenScores:
+    """`score_batch`, of a network whose weights are all there."""
     if rows_together(net.config) == SHARED:
         hidden = completion_hidden(net, batch)[batch.mask]  # (N, H): padding never reaches the head
         head = net.get_output_embeddings()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from surefoot.config import MICROBATCH_TOKENS
 from surefoot.errors import InvariantError, NumericsError
@@ -36,6 +35,7 @@ from surefoot.learner.optimizer import all_finite, allocate_moments, make_optimi
 from surefoot.learner.precision import make_master_weights
 from surefoot.learner.samples import split_microbatches
 from surefoot.learner.schedule import learning_rate_at
+from surefoot.learner.sharding import OneRank, as_stats, check_dealt, gather_into, plain_stats
 from surefoot.learner.updates import CountedStep, StepUpdates, check_rate, check_taken_in, watch_updates
 from surefoot.maths import stats
 from surefoot.maths.logprobs import TokenScores
@@ -97,28 +97,39 @@ class GRPOLearner:
         masters: the network's parameters in the precision of its file, where it computes in a coarser one.
         tokenizer: saved beside the weights; a learner without one cannot be saved.
         adapter: of `net`, whose other weights it has frozen; None where every weight is trained.
+        ranks: who else trains this policy; `net` is cut into shards here, so it must be whole when it is given.
     """
 
     def __init__(
         self, net: Any, settings: LearnerSettings, channels: AuxiliaryLosses | None = None,
         masters: Mapping[str, Tensor] | None = None, tokenizer: Any = None, adapter: Adapter | None = None,
+        ranks: OneRank | None = None,
     ) -> None:  # fmt: skip
+        self.ranks = ranks or OneRank()
         self.net, self.settings, self.channels, self.tokenizer = net, settings, channels, tokenizer
         self.adapter = adapter
         self._version = 0
         self.parameter_updates: ParameterUpdates | None = None
         self.reference = _frozen_copy(net) if settings.loss.beta > 0 and adapter is None else None
+        for each in (net, self.reference):
+            if each is not None:
+                self.ranks.shard(each)
         self.checked_tokens = 0
         self.changed_entries = 0
         """Parameter entries that optimiser steps changed, summed over the steps of the run."""
         self._old: dict[tuple[str, int], Tensor] = {}
         self._packed: list[BatchStats] = []
         """What packing saw of this attempt at a step, piece by piece."""
+        self._rows: list[tuple[str, int]] = []
+        """Samples that this attempt has scored, by group and index; on this rank."""
+        self._copies: dict[str, Tensor] = {}
+        """Whole weights for engines, where those that are trained are in shards."""
+        self._copied: int | None = None
         self._kl_seen = False
         self._pushes = 0  # applied steps with a gradient from rewards: after those the policy has left its start
         self.splits = 0
         """How often microbatches were halved because memory ran out."""
-        self.fused = settings.cuda_kernels and not why_not_fused(net)
+        self.fused = settings.cuda_kernels and self.ranks.size == 1 and not why_not_fused(net)
         """Whether fused kernels compute the forward pass."""
         self._fused_proven = not self.fused
         self._tokens = 0
@@ -160,19 +171,36 @@ class GRPOLearner:
         return checkpoint.load_training_checkpoint(self, folder).extra
 
     def weights(self) -> Weights:
-        """Parameters and lasting buffers by name, as engines get them: views, or an adapter's merged ones."""
+        """Parameters and lasting buffers by name, as engines get them: views, or an adapter's merged ones.
+
+        Of shards, copies that were gathered one tensor at a time; their memory is that of the next version.
+        """
         own = dict(self.net.named_parameters()) if self.adapter is None else self.adapter.published(self._version)
+        if self.ranks.size > 1 and self.adapter is None:
+            own = self._gathered(own)
         return {**own, **lasting_buffers(self.net)}
+
+    def _gathered(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self._copied != self._version:
+            self._copied = None
+            with torch.no_grad():
+                gather_into(self._copies, shards, keep=self.ranks.index == 0)
+            self._copied = self._version
+        return dict(self._copies)
 
     def trained(self) -> dict[str, Tensor]:
         """What the optimiser steps, by name: the parameters themselves, their float32 masters, or an adapter alone."""
-        own = dict(self.net.named_parameters()) if self.adapter is None else self.adapter.trained
+        own = self.ranks.own(self.net) if self.adapter is None else self.adapter.trained
         return own if self.masters is None else own | self.masters.tensors
+
+    def wholes(self) -> dict[str, Tensor]:
+        """What is trained, as a checkpoint holds it: whole tensors, gathered only when somebody reads them."""
+        return self.trained() if self.ranks.size == 1 else dict(self.net.named_parameters())
 
     def forget_gradients(self) -> None:
         """Gradients of what is trained, and any that an interrupted backward pass left on its way there."""
         self.optimiser.zero_grad(set_to_none=True)
-        if self.masters is not None:
+        if self.masters is not None or self.ranks.size > 1:
             self.net.zero_grad(set_to_none=True)
 
     def score(self, texts: Sequence[Scored], *, temperature: float) -> list[tuple[float, ...]]:
@@ -213,9 +241,11 @@ class GRPOLearner:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            if self._torn:
+            if self._torn or self.ranks.size > 1:  # the other ranks are in the middle of it, with their own cut
                 piece = largest_piece(moving, self.settings.microbatch_size, self.splits, tokens=self._room())
-                raise memory_limit(self.net, piece, splits=self.splits, version=self._version, torn=True) from error
+                raise memory_limit(
+                    self.net, piece, splits=self.splits, version=self._version, torn=self._torn
+                ) from error
         # Only here, behind the except clause: until its end the error's traceback keeps every activation alive.
         self.forget_gradients()
         self.checked_tokens = checked
@@ -240,12 +270,16 @@ class GRPOLearner:
             self._old.clear()
         totals = self._totals(samples)
         self.forget_gradients()
-        self._packed = []
-        pieces = split_microbatches(moving, self.settings.microbatch_size, self.splits, tokens=self._room())
-        parts = [self._backward(piece, totals, iteration) for piece in pieces]
+        self._packed, self._rows = [], []
+        checked = self.checked_tokens
+        pieces = self.ranks.pieces(moving, self._cut)
+        parts = [self._backward(piece, totals, iteration) if counts else self._echo(piece) for piece, counts in pieces]
+        self.ranks.take_gradients(self.net)
         if samples and not moving and self._version == 0 and iteration == 0:
             parts = [self._parity_only(samples)]
-        parts.append(self._unscored(samples, moving, totals))
+        parts = [self._of_all_ranks(parts, moving, checked), self._unscored(samples, moving, totals)]
+        if iteration == 0:
+            self.ranks.share_old(self._old, moving)
         metrics = stats.finish(stats.merge(parts))
         if iteration == 0 and samples:
             self._check_parity(metrics, moving or samples)
@@ -253,6 +287,21 @@ class GRPOLearner:
             added = self.channels.backward(self.net, samples, self._version, self.splits)
             metrics = stats.finish(stats.merge([*parts, *added])) | self.channels.facts
         return metrics
+
+    def _cut(self, samples: list[TrainSample]) -> Iterator[list[TrainSample]]:
+        return split_microbatches(samples, self.settings.microbatch_size, self.splits, tokens=self._room())
+
+    def _of_all_ranks(self, parts: Sequence[stats.Sums], moving: Sequence[TrainSample], checked: int) -> stats.Sums:
+        """The statistics of all ranks, and what each of them packed; every sample that moves was scored by one."""
+        own = stats.merge(parts)
+        if self.ranks.size == 1:
+            return own
+        told = self.ranks.exchange([self._rows, plain_stats(self._packed), self.checked_tokens - checked])
+        if moving:
+            check_dealt([rows for rows, _, _ in told], moving)
+        self._packed = [each for _, packed, _ in told for each in as_stats(packed)]
+        self.checked_tokens = checked + sum(count for _, _, count in told)
+        return {name: value.to(self.device) for name, value in self.ranks.merged(own).items()}
 
     def _room(self) -> int:
         """Tokens of one microbatch: read off once, so that a step is cut as the one before."""
@@ -297,6 +346,7 @@ class GRPOLearner:
         """Gradients of one microbatch, added to the parameters'; returns its statistics."""
         failpoint("learner.before_forward")
         batch = self._pack(piece)
+        self._rows += [(s.group, s.index) for s in piece]
         scores = self._scored(batch)
         logp = scores.logprobs
         old = self._old_logprobs(piece, logp, iteration)
@@ -310,6 +360,14 @@ class GRPOLearner:
         sampler = batch.logprobs if iteration == 0 else None  # mismatch is measured on the weights that sampled
         seen = stats.token_sums(batch.mask, logp=old, sampler_logp=sampler, entropy=scores.entropy)
         return terms.sums | seen
+
+    def _echo(self, piece: Sequence[TrainSample]) -> stats.Sums:
+        """A microbatch that counts for nothing, beside those of ranks that have more: weights are gathered from all."""
+        batch = make_batch(piece, pad_token_id=self.settings.pad_token_id)[0].to(self.device)
+        scores = self._scored(batch)
+        self._reference_logprobs(batch)
+        (scores.logprobs.sum() * 0.0).backward()
+        return {}
 
     def _scored(self, batch: Batch) -> TokenScores:
         """The microbatch under the policy, with gradients."""
@@ -348,10 +406,14 @@ class GRPOLearner:
 
     def _parity_only(self, samples: Sequence[TrainSample]) -> stats.Sums:
         """Step 1 without a moving sample still compares sampler and learner."""
-        piece = next(split_microbatches(list(samples), self.settings.microbatch_size, self.splits, tokens=self._room()))
+        piece = next(self._cut(list(samples)))
+        checked = self.checked_tokens
         batch = self._pack(piece)
         with torch.no_grad():
             scores = score_batch(self.net, batch, temperature=self.settings.temperature, with_entropy=True)
+        if self.ranks.index > 0:  # all ranks score the same rows; the first of them reports
+            self.checked_tokens, self._packed = checked, []
+            return {}
         return stats.token_sums(batch.mask, logp=scores.logprobs, sampler_logp=batch.logprobs, entropy=scores.entropy)
 
     def _check_parity(self, metrics: dict[str, float], samples: Sequence[TrainSample]) -> None:
@@ -375,7 +437,7 @@ class GRPOLearner:
         silent = not moving and "loss" not in metrics  # a channel may have a loss where the samples have none
         if not silent:
             limit = settings.max_grad_norm if settings.max_grad_norm > 0 else float("inf")
-            metrics["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(trained.values(), limit))
+            metrics["grad_norm"] = self.ranks.clip(trained.values(), limit)
         elif samples:  # every advantage is 0, so these are exact; without samples they are undefined
             metrics |= {"loss": 0.0, "grad_norm": 0.0}
         if broken := not_finite(metrics) or self._broken_memory():
@@ -406,7 +468,8 @@ class GRPOLearner:
 
     def _broken_memory(self) -> tuple[str, ...]:
         """One NaN in a moment would be written into its weight by the best of gradients."""
-        return () if all_finite(moments(self.optimiser)) else ("the optimiser's state is not finite",)
+        finite = self.ranks.every(all_finite(moments(self.optimiser)))
+        return () if finite else ("the optimiser's state is not finite",)
 
     def _step(self, rate: float, trained: Mapping[str, Tensor]) -> tuple[StepUpdates, Merged | None]:
         """Change the weights. From the first to the last of them the learner is torn, and cannot be saved."""
@@ -422,15 +485,15 @@ class GRPOLearner:
             known is None or known.moved == 0 or (self.adapter is not None and known.total < len(self.adapter.trained))
         )
         watched = trained if self.adapter is None or not still_waiting else self.adapter.awake()
-        with watch_updates(watched, wanted=still_waiting) as found:
+        with watch_updates(watched, wanted=still_waiting, anywhere=self.ranks.any_each) as found:
             failpoint("learner.before_step")
             check_rate(self.optimiser, rate, self._version)
             self._torn = True
-            updates = step.take()
+            updates = StepUpdates(*self.ranks.total_each(astuple(step.take())))
             check_rate(self.optimiser, rate, self._version)
             failpoint("learner.after_step")
         self.parameter_updates = found[0] if still_waiting else self.parameter_updates
-        if not all_finite(self.net.parameters()):
+        if not self.ranks.every(all_finite(self.ranks.own(self.net).values())):
             raise NumericsError(
                 f"the step from version {self._version} made weights that are not finite, from a finite gradient",
                 "the update itself overflowed; nothing of it is saved or published",
@@ -456,15 +519,17 @@ class GRPOLearner:
 
         def examine(sample: TrainSample) -> dict[str, float]:
             self.forget_gradients()
-            numbers = stats.finish(self._backward([sample], totals, iteration))
-            norm = get_total_norm([p.grad for p in self.trained().values() if p.grad is not None])
-            return numbers | {"gradient norm": float(norm)}
+            sums = self._echo([sample]) if self.ranks.index else self._backward([sample], totals, iteration)
+            self.ranks.take_gradients(self.net)
+            norm = self.ranks.norm([p.grad for p in self.trained().values() if p.grad is not None])
+            return stats.finish(self.ranks.merged(sums)) | {"gradient norm": norm}
 
         beside = () if self.channels is None else ("a loss beside the policy's may be to blame",)
         try:
             return nonfinite_sources(
                 moving or samples, examine, net=self.net, optimiser=self.optimiser, seen=(*seen, *beside),
-                masters=None if self.masters is None else self.masters.tensors,
+                masters=None if self.masters is None else self.masters.tensors, parameters=self.ranks.own(self.net),
+                everywhere=lambda names: [name for told in self.ranks.exchange(names) for name in told],
             )  # fmt: skip
         finally:
             self._old, self.checked_tokens = kept

@@ -176,10 +176,10 @@ def name_not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
 
 
 def named_state(
-    net: Any, optimiser: torch.optim.Optimizer, masters: Mapping[str, Tensor] | None = None
+    parameters: Mapping[str, Tensor], optimiser: torch.optim.Optimizer, masters: Mapping[str, Tensor] | None = None
 ) -> Iterable[tuple[str, Tensor]]:
     """Weights, their masters, then the optimiser's memory, each under a name that a person can look up."""
-    parameters: dict[str, Tensor] = dict(net.named_parameters())
+    parameters = dict(parameters)
     masters = dict(masters or {})
     yield from ((f"weights of {name}", value) for name, value in parameters.items())
     yield from ((f"float32 master of {name}", value) for name, value in masters.items())

@@ -24,7 +24,7 @@ was ever changed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -271,10 +271,15 @@ def _entries(params: list[Tensor]) -> int:
 
 
 @contextmanager
-def watch_updates(trained: Mapping[str, Tensor], *, wanted: bool) -> Iterator[list[ParameterUpdates]]:
+def watch_updates(
+    trained: Mapping[str, Tensor], *, wanted: bool, anywhere: Callable[[Sequence[bool]], list[bool]] = list
+) -> Iterator[list[ParameterUpdates]]:
     """Which trainable tensors got a gradient and which changed, measured around one optimiser step.
 
     The list that is given holds one entry when the block has ended; none, and at no cost, when it is not wanted.
+
+    Args:
+        anywhere: for each tensor, whether it holds of any part of it: other ranks may have others.
     """
     found: list[ParameterUpdates] = []
     if not wanted:
@@ -282,9 +287,10 @@ def watch_updates(trained: Mapping[str, Tensor], *, wanted: bool) -> Iterator[li
         return
     named = [(n, p) for n, p in trained.items() if p.requires_grad]
     before = {name: _fingerprint(p) for name, p in named}
-    gradients = sum(1 for _, p in named if p.grad is not None and bool((p.grad != 0).any()))
+    gradients = sum(anywhere([p.grad is not None and bool((p.grad != 0).any()) for _, p in named]))
     yield found
-    still = tuple(name for name, p in named if _fingerprint(p) == before[name])
+    moved = anywhere([_fingerprint(p) != before[name] for name, p in named])
+    still = tuple(name for (name, _), has_moved in zip(named, moved, strict=True) if not has_moved)
     found.append(ParameterUpdates(len(named), gradients, len(named) - len(still), still))
 
 
