@@ -324,7 +324,7 @@ REFUSED: list[tuple[dict[str, Any], type[SurefootError], str, str]] = [
     ({"args": {"max_steps": 3}}, ConfigError, "args is a mapping", "**args"),
     ({"callbacks": [Page()]}, ConfigError, "callbacks is not taken", "surefoot.prepare"),
     ({"peft_config": Page()}, ConfigError, "peft_config is a", "give a LoraConfig of PEFT"),
-    ({"quantization_config": Page()}, ConfigError, "quantization_config is not taken", "bfloat16"),
+    ({"quantization_config": Page()}, ConfigError, "quantization_config is not taken", "nf4"),
     ({"optimizers": (Page(), None)}, ConfigError, "optimizers is not taken", "learning_rate"),
     ({"reward_processing_classes": Page()}, ConfigError, "reward_processing_classes is not taken", "inside the function"),
     ({"rollout_func": score}, ConfigError, "rollout_func is not taken", "environment_factory"),
