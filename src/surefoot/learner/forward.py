@@ -229,28 +229,24 @@ class _Layout(NamedTuple):
 
 
 def lay_out(batch: Batch, prompts: list[tuple[int, ...]], owner: Tensor) -> _Layout:
-    """Where everything stands in the row; `prompts` and `owner` are those of `distinct_prompts`."""
-    ids = [token for prompt in prompts for token in prompt]
-    positions = [place for prompt in prompts for place in range(len(prompt))]
-    ends = torch.tensor([len(p) for p in prompts]).cumsum(0) - 1  # where each prompt's last token stands
-    lengths: list[int] = []
-    width = batch.mask.shape[1]
-    where: list[list[int]] = []
-    rows = zip(owner.tolist(), batch.completion_ids.tolist(), batch.mask.tolist(), strict=True)
-    for u, completion, mask in rows:
-        # What comes behind the last trained token predicts nothing that is asked for.
-        length = width - mask[::-1].index(True) if True in mask else 1
-        where.append([int(ends[u]), *range(len(ids), len(ids) + length - 1), *[0] * (width - length)])
-        ids += completion[: length - 1]
-        positions += range(len(prompts[u]), len(prompts[u]) + length - 1)
-        lengths.append(length - 1)
-    device = batch.mask.device
-    return _Layout(
-        torch.tensor([ids], device=device),
-        torch.tensor([positions], device=device),
-        lengths,
-        torch.tensor(where, device=device),
-    )
+    """Where everything stands in the row; `prompts` and `owner` are those of `distinct_prompts`.
+
+    On the CPU, in a few calls over the whole batch: lists of numbers cost a tenth of a fast learner's step.
+    """
+    device, mask, completions = batch.mask.device, batch.mask.cpu(), batch.completion_ids.cpu()
+    owner, prompt_lens = owner.cpu(), torch.tensor([len(p) for p in prompts])
+    steps = torch.arange(mask.shape[1])
+    # What comes behind the last trained token predicts nothing that is asked for; nor does that token itself.
+    last = torch.cat([torch.zeros(len(mask), 1, dtype=torch.long), mask * steps], dim=1).amax(1)  # (B,)
+    inside = steps < last[:, None]  # (B, T) completion tokens that are in the row
+    ends = prompt_lens.cumsum(0)
+    begins = int(ends[-1]) + last.cumsum(0) - last
+    where = torch.where(steps <= last[:, None], begins[:, None] + steps - 1, 0)
+    where[:, :1] = (ends[owner] - 1)[:, None]  # the first one is predicted by its prompt's last token
+    ids = torch.cat([torch.tensor([token for prompt in prompts for token in prompt]), completions[inside]])
+    behind = (prompt_lens[owner][:, None] + steps)[inside]
+    positions = torch.cat([*(torch.arange(len(p)) for p in prompts), behind])
+    return _Layout(ids[None].to(device), positions[None].to(device), last.tolist(), where.to(device))
 
 
 def _shared(net: Any, layout: _Layout, prompts: list[tuple[int, ...]], owner: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ was ever changed.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -229,9 +228,8 @@ class CountedStep:
     def _views(self, piece: Piece, dtype: torch.dtype, row: int = 0) -> tuple[list[Tensor], Tensor]:
         """For each parameter a tensor of its shape, in memory that is there already, and all of them as one row."""
         flat = self._buffers[dtype, piece.device][row, : piece.entries]
-        ends = list(itertools.accumulate(p.numel() for p in piece.params))
-        views = [flat[end - p.numel() : end].view(p.shape) for end, p in zip(ends, piece.params, strict=True)]
-        return views, flat
+        parts = flat.split([p.numel() for p in piece.params])
+        return [part.view(p.shape) for part, p in zip(parts, piece.params, strict=True)], flat
 
 
 def _pieces(optimiser: torch.optim.Optimizer) -> Iterator[Piece]:
