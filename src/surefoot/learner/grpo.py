@@ -21,6 +21,7 @@ from surefoot.learner.architectures import lasting_buffers
 from surefoot.learner.auxiliary_losses import AuxiliaryLosses
 from surefoot.learner.forward import score_batch
 from surefoot.learner.fused_forward import score_batch_fused, why_not_fused
+from surefoot.learner.fused_options import unlisted
 from surefoot.learner.lora import Adapter, Merged
 from surefoot.learner.memory import (
     MAX_SPLITS,
@@ -129,7 +130,8 @@ class GRPOLearner:
         self._pushes = 0  # applied steps with a gradient from rewards: after those the policy has left its start
         self.splits = 0
         """How often microbatches were halved because memory ran out."""
-        self.fused = settings.cuda_kernels and self.ranks.size == 1 and not why_not_fused(net)
+        known = not why_not_fused(net) and not unlisted(settings)
+        self.fused = settings.cuda_kernels and self.ranks.size == 1 and known
         """Whether fused kernels compute the forward pass."""
         self._fused_proven = not self.fused
         self._tokens = 0

@@ -34,6 +34,7 @@ from surefoot.config.load import LoadedConfig
 from surefoot.engines.graphs import not_implemented
 from surefoot.errors import ConfigError, EngineError, InvariantError, NumericsError
 from surefoot.learner.fused_forward import why_not_fused
+from surefoot.learner.fused_options import unlisted
 from surefoot.learner.grpo import GRPOLearner
 from surefoot.protocols import Completion, Request, ServingEngine
 from surefoot.records import Task, TrainSample
@@ -445,7 +446,7 @@ def _slow_paths(rig: _Rig) -> Iterator[str]:
         return
     if rig.config.engine.kind == "embedded" and (unknown := not_implemented(rig.ready.policy.spec)):
         yield f"sampling takes the slow path: {', '.join(unknown)}"
-    if unknown := why_not_fused(rig.net):
+    if unknown := [*why_not_fused(rig.net), *unlisted(rig.learner.settings)]:
         yield f"learning takes the slow path: {', '.join(unknown)}"
 
 
