@@ -18,8 +18,8 @@ from typing import Any
 
 LEARNER = frozenset(
     "loss learning_rate max_steps max_completion_length temperature pad_token_id lr_scheduler_type warmup_steps "
-    "weight_decay betas adam_epsilon max_grad_norm microbatch_size mask_truncated cuda_kernels reference_sync_steps "
-    "parity_tolerance max_staleness".split()
+    "optim weight_decay betas adam_epsilon max_grad_norm microbatch_size mask_truncated cuda_kernels "
+    "reference_sync_steps parity_tolerance max_staleness".split()
 )
 LOSS = frozenset(
     "loss_type own level epsilon epsilon_high delta beta kl_estimator kl_input_clamp kl_output_clamp "
@@ -32,6 +32,7 @@ ENTRIES: Mapping[str, frozenset[Any]] = {
     "correction": frozenset({None, "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"}),
 }
 """Field of the loss -> its values that are known. A loss of the user's own is handed finished log-probabilities."""
+OPTIMISERS = frozenset({"adamw", "adamw_8bit", "sgd"})
 
 
 def unlisted(settings: Any) -> list[str]:
@@ -40,7 +41,8 @@ def unlisted(settings: Any) -> list[str]:
     Args:
         settings: a `LearnerSettings`.
     """
-    return [*_fields(settings, LEARNER), *_fields(settings.loss, LOSS), *_values(settings.loss)]
+    optim = [] if settings.optim in OPTIMISERS else [f"optim {settings.optim}"]
+    return [*_fields(settings, LEARNER), *optim, *_fields(settings.loss, LOSS), *_values(settings.loss)]
 
 
 def _fields(settings: Any, known: frozenset[str]) -> Iterator[str]:

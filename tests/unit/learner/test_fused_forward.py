@@ -25,6 +25,7 @@ from surefoot.engines import graph_decoder
 from surefoot.errors import NumericsError
 from surefoot.guards import invariants
 from surefoot.learner import fused_forward, fused_options, grpo, model
+from surefoot.learner.architectures import PLAIN
 from surefoot.learner.forward import score_batch
 from surefoot.learner.fused_forward import score_batch_fused, why_not_fused
 from surefoot.learner.fused_options import ENTRIES, unlisted
@@ -38,7 +39,7 @@ from surefoot.maths.logprobs import TokenScores, score_tokens, score_tokens_chun
 from surefoot.maths.losses import LOSSES, LossKind, LossSettings
 from surefoot.maths.packing import make_batch
 from surefoot.protocols import EngineInputs
-from surefoot.run.build import embedded_engine
+from surefoot.run.build import auto_engine, embedded_engine
 from surefoot.runtime.specs import EmbeddedEngineSpec
 
 ARCHITECTURES = ["llama", "untied", "llama3", "yarn", "wide_heads", "qwen2", "qwen3", "mistral"]
@@ -327,7 +328,9 @@ def test_what_the_config_offers_is_what_the_registries_have() -> None:
 
 
 def test_the_two_fast_paths_know_the_same_models_and_every_one_that_is_trained() -> None:
-    assert set(model.SUPPORTED) == fused_forward.MODEL_TYPES == graph_decoder.MODEL_TYPES
+    """Both ask `beyond_plain` first, so what is not plain takes the slow path in both by the same names."""
+    assert set(PLAIN) == graph_decoder.MODEL_TYPES
+    assert not hasattr(fused_forward, "MODEL_TYPES"), "a second list"
 
 
 def test_advantages_are_numbers_before_a_fast_path_begins() -> None:
@@ -347,8 +350,9 @@ def test_only_the_embedded_engine_is_told_of_graphs(kind: str, make_net: Any) ->
         url="http://127.0.0.1:9", kind=kind, cuda_kernels=False,
     )  # fmt: skip
     made = make(inputs)
-    assert (type(made) is EmbeddedEngineSpec) == (make is embedded_engine) == (kind == "embedded")
-    if kind == "embedded":
+    ours = kind in ("embedded", "auto")  # this model is one that ours is exact for
+    assert (type(made) is EmbeddedEngineSpec) == (make in (embedded_engine, auto_engine)) == ours
+    if ours:
         assert made.cuda_kernels is False
 
 
@@ -380,6 +384,25 @@ def test_a_step_is_the_same_on_both_paths_under_every_listed_option(case: dict[s
         for name, value in two.metrics.items():
             assert one.metrics[name] == pytest.approx(value, rel=2e-3, abs=1e-5), name
     torch.testing.assert_close(weights[0], weights[1], atol=4e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("optim", sorted(fused_options.OPTIMISERS))
+def test_a_step_is_the_same_on_both_paths_with_every_listed_optimiser(optim: str, make_net: Any) -> None:
+    if optim == "adamw_8bit":
+        pytest.importorskip("torchao", reason="needs the torchao extra")
+    weights = []
+    for key in (True, False):
+        learner = GRPOLearner(net := make_net(), settings(optim=optim, cuda_kernels=key))
+        assert learner.fused == key
+        learner.learn(two_groups())
+        weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], atol=4e-4, rtol=1e-4)
+
+
+def test_the_optimisers_of_the_config_are_those_that_were_compared() -> None:
+    assert set(get_args(Config.model_fields["optim"].annotation)) == fused_options.OPTIMISERS
+    assert unlisted(settings(optim="lion")) == ["optim lion"]
 
 
 # -- planted ----------------------------------------------------------------------------------------
