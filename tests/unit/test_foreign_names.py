@@ -210,7 +210,7 @@ def test_a_hint_does_what_the_value_asks_and_carries_the_users_own_number(plain:
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("gradient_checkpointing", False, "the activations of one microbatch are kept"),
+        ("gradient_checkpointing_kwargs.use_reentrant", False, "never by the reentrant way"),
         ("push_to_hub", False, "nothing is uploaded"),
         ("peft_config", None, "every weight is trained"),
         ("use_peft", False, "every weight is trained"),

@@ -364,6 +364,9 @@ class Config(Table):
     microbatch_size: Int = 0
     """Rollouts per forward and backward; must divide tasks_per_step x num_generations. 0 derives it. Changes memory and speed, never the gradient."""
 
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Keep the inputs of layers alone for the backward pass and compute the rest again: less memory, about a third more time, the same gradient. `auto` does so where the first step would not fit into what is free then."""
+
     max_prompt_length: Int | None = None
     """Tasks with a longer prompt (in tokens) are left out and counted; never cut."""
 

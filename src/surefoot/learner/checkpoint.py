@@ -60,7 +60,9 @@ CAPTURED = frozenset(
     "net adapter masters optimiser reference parameter_updates channels checked_tokens changed_entries splits _version "
     "_old _kl_seen _pushes".split()
 )
-DERIVED = frozenset("settings tokenizer ranks _torn _packed _rows _copies _copied fused _fused_proven _tokens".split())
+DERIVED = frozenset(
+    "settings tokenizer ranks _torn _packed _rows _copies _copied fused _fused_proven _tokens recomputes".split()
+)
 """Fields of a learner that its config makes anew; a field in neither set would be lost at a resume."""
 
 Named = dict[str, Tensor]

@@ -9,16 +9,18 @@ Q query heads per key/value head, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the community's name
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
-from surefoot.errors import InvariantError
+from surefoot.errors import InvariantError, ModelError
 from surefoot.learner.any_forward import score_rows
 from surefoot.learner.architectures import SHARED, rows_together
 from surefoot.maths.logprobs import TokenScores, score_tokens_chunked
@@ -135,6 +137,53 @@ def sibling_attention(decoder: Any) -> Iterator[None]:
         yield
     finally:
         decoder.config._attn_implementation = before
+
+
+# -- Layers that are computed again in the backward pass instead of being kept (`gradient_checkpointing`)
+
+
+@contextmanager
+def recomputed_layers(net: Any, *, wanted: bool = True) -> Iterator[None]:
+    """A forward pass in this block keeps the input of each layer for its backward pass, and nothing inside of it."""
+    layers = layers_of(net) if wanted else []
+    for layer in layers:
+        layer.forward = partial(_recomputed, net.get_decoder().config, layer.forward)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # the class's own is there again
+
+
+def layers_of(net: Any) -> list[Any]:
+    """The layers of its decoder, one after the other."""
+    decoder = net.get_decoder()
+    found = next((each for name in ("layers", "h") if (each := getattr(decoder, name, None)) is not None), None)
+    if found is None:
+        raise ModelError(
+            f"gradient_checkpointing with architecture {net.config.model_type!r}: its decoder has no list of layers",
+            "what would be computed again is not known", "set gradient_checkpointing = false",
+        )  # fmt: skip
+    return list(found)
+
+
+def _recomputed(config: Any, forward: Callable[..., Any], *args: Any, **words: Any) -> Any:
+    """A layer is computed again when `sibling_attention` has long been left: it attends as it did the first time."""
+    attention = config._attn_implementation
+
+    def run(*again: Any) -> Any:
+        before, config._attn_implementation = config._attn_implementation, attention
+        try:
+            return forward(*again, **words)
+        finally:
+            config._attn_implementation = before
+
+    return recompute(run, *args)
+
+
+def recompute(block: Callable[..., Any], *args: Any) -> Any:
+    """What `block` makes of these; what its backward pass needs is computed again when it is needed."""
+    return checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False)  # nothing in it draws
 
 
 # -- Hidden states of completion tokens, without paying for the prompt once per sibling -----------

@@ -19,7 +19,7 @@ from typing import Any
 LEARNER = frozenset(
     "loss learning_rate max_steps max_completion_length temperature pad_token_id lr_scheduler_type warmup_steps "
     "optim weight_decay betas adam_epsilon max_grad_norm microbatch_size mask_truncated cuda_kernels "
-    "reference_sync_steps parity_tolerance max_staleness".split()
+    "gradient_checkpointing reference_sync_steps parity_tolerance max_staleness".split()
 )
 LOSS = frozenset(
     "loss_type own level epsilon epsilon_high delta beta kl_estimator kl_input_clamp kl_output_clamp "

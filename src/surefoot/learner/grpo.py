@@ -19,7 +19,7 @@ from surefoot.guards import invariants
 from surefoot.learner import checkpoint
 from surefoot.learner.architectures import lasting_buffers
 from surefoot.learner.auxiliary_losses import AuxiliaryLosses
-from surefoot.learner.forward import score_batch
+from surefoot.learner.forward import recomputed_layers, score_batch
 from surefoot.learner.fused_forward import score_batch_fused, why_not_fused
 from surefoot.learner.fused_options import unlisted
 from surefoot.learner.lora import Adapter, Merged
@@ -28,8 +28,9 @@ from surefoot.learner.memory import (
     is_out_of_memory,
     largest_piece,
     memory_limit,
-    microbatch_tokens,
+    plan_step,
     split_note,
+    take_peak,
 )
 from surefoot.learner.nonfinite import nonfinite_error, nonfinite_sources, not_finite
 from surefoot.learner.optimizer import all_finite, allocate_moments, make_optimizer, moments
@@ -69,6 +70,8 @@ class LearnerSettings:
     mask_truncated: bool = False
     cuda_kernels: bool = True
     """On a GPU, the fused forward pass and microbatches by free memory."""
+    gradient_checkpointing: bool | str = False
+    """Or "auto": where the first step would not fit otherwise."""
     reference_sync_steps: int | None = None
     parity_tolerance: float = 1e-4
     max_staleness: int = 0
@@ -135,6 +138,8 @@ class GRPOLearner:
         """Whether fused kernels compute the forward pass."""
         self._fused_proven = not self.fused
         self._tokens = 0
+        self.recomputes = False
+        """Whether layers are computed again in the backward pass; decided before the first step."""
         self._torn = False  # a step has begun and not ended: the weights belong to no version
         self.masters = None if adapter is not None else make_master_weights(net, masters)
         """What is trained where the network computes in bfloat16; None where its own parameters are."""
@@ -228,11 +233,13 @@ class GRPOLearner:
             invariants.check_fresh(samples, self._version, self.settings.max_staleness)
         moving = [s for s in samples if self._moves(s)]
         notes: list[tuple[str, str]] = []
+        if self._tokens == 0:  # once, so that a step is cut as the one before
+            self._tokens, self.recomputes = plan_step(self, samples)
         while (report := self._attempt(samples, moving, iteration)) is None:
             notes.append(self._split(moving or samples))
         if not report.applied:
             report = replace(report, suspects=self._nonfinite_sources(samples, moving, iteration, report.suspects))
-        return replace(report, notes=tuple(notes))
+        return replace(report, notes=tuple(notes), memory_peak=take_peak(self.device))
 
     def _attempt(self, samples: Sequence[TrainSample], moving: list[TrainSample], iteration: int) -> StepReport | None:
         """The whole step, or None when memory ran out before a weight was touched; then nothing of it is left."""
@@ -286,7 +293,8 @@ class GRPOLearner:
         if iteration == 0 and samples:
             self._check_parity(metrics, moving or samples)
         if self.channels is not None and math.isfinite(metrics.get("loss", 0.0)):
-            added = self.channels.backward(self.net, samples, self._version, self.splits)
+            with recomputed_layers(self.net, wanted=self.recomputes):
+                added = self.channels.backward(self.net, samples, self._version, self.splits)
             metrics = stats.finish(stats.merge([*parts, *added])) | self.channels.facts
         return metrics
 
@@ -306,10 +314,8 @@ class GRPOLearner:
         return {name: value.to(self.device) for name, value in self.ranks.merged(own).items()}
 
     def _room(self) -> int:
-        """Tokens of one microbatch: read off once, so that a step is cut as the one before."""
-        if self._tokens == 0:
-            self._tokens = microbatch_tokens(self.net) if self.fused else MICROBATCH_TOKENS
-        return self._tokens
+        """Tokens of one microbatch."""
+        return self._tokens or MICROBATCH_TOKENS
 
     def _unscored(
         self, samples: Sequence[TrainSample], moving: Sequence[TrainSample], totals: StepTotals
@@ -375,8 +381,9 @@ class GRPOLearner:
         """The microbatch under the policy, with gradients."""
         temperature = self.settings.temperature
         if not self.fused:
-            return score_batch(self.net, batch, temperature=temperature, with_entropy=True)
-        scores = score_batch_fused(self.net, batch, temperature=temperature)
+            with recomputed_layers(self.net, wanted=self.recomputes):
+                return score_batch(self.net, batch, temperature=temperature, with_entropy=True)
+        scores = score_batch_fused(self.net, batch, temperature=temperature, recomputes=self.recomputes)
         if not self._fused_proven:
             with torch.no_grad():
                 rows = batch.rows(range(min(len(batch), PROOF_ROWS)))
@@ -434,6 +441,7 @@ class GRPOLearner:
         settings = self.settings
         rate = self._rate_at(self._version + 1)
         always = {"learning_rate": rate, "memory/splits": float(self.splits)}
+        always["memory/recomputes"] = float(self.recomputes)
         always |= {"updates/changed_share": 0.0, "updates/published_share": 0.0}
         trained = self.trained()
         silent = not moving and "loss" not in metrics  # a channel may have a loss where the samples have none

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, Qwen3Config
 from transformers.utils import cached_file
 from transformers.utils import logging as hf_logging
 
@@ -443,15 +443,19 @@ def decoder_spec(net: Any) -> DecoderSpec:
     )
 
 
-def made_up_net(shape: Mapping[str, int], layers: int, device: str, dtype: str) -> tuple[Any, DecoderSpec]:
+def made_up_net(
+    shape: Mapping[str, int], layers: int, device: str, dtype: str, *, tied: bool = True, qk_norm: bool = False
+) -> tuple[Any, DecoderSpec]:
     """A Llama of this shape and so many layers with random weights: what it says is noise, what it costs is real.
 
     Args:
         shape: hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim, vocab_size and
             max_position_embeddings.
+        qk_norm: a Qwen3 instead, which norms queries and keys.
     """
-    config = LlamaConfig(**shape, num_hidden_layers=layers, tie_word_embeddings=True)
-    with torch.random.fork_rng(devices=[]):
+    family = Qwen3Config if qk_norm else LlamaConfig
+    config = family(**shape, num_hidden_layers=layers, tie_word_embeddings=tied)
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(0)
         net = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     net.to(device=device, dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]).eval()

@@ -27,6 +27,7 @@ from surefoot.data.sources import load_tasks
 from surefoot.data.tasks import TaskSet
 from surefoot.errors import ModelError, RewardError
 from surefoot.guards.arming import guard_lines, judge_arming, refuse_unarmed
+from surefoot.learner.footprint import ModelShape
 from surefoot.records import Task
 from surefoot.report.plan import batch_arithmetic
 from surefoot.rewards.functions import is_builtin
@@ -56,23 +57,6 @@ from surefoot.tracking.text import counted, shown_path, size
 
 if TYPE_CHECKING:
     from surefoot.learner.chat import ChatCodec
-
-
-# -- What the cost of a model depends on; nothing here needs torch --------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Sizes of a transformer with grouped attention."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
 
 
 # -- Everything that can be known about a run before it costs anything: resolve, check, estimate, stop
@@ -361,7 +345,10 @@ def _facts(raw: dict[str, Any], folder: Path) -> ModelFacts:
     counted = _count_in_headers(folder)
     tied = bool(raw.get("tie_word_embeddings", False))
     total = counted if counted is not None else _count_by_formula(numbers, tied=tied)
-    return ModelFacts(parameters=total, counted_from="weight files" if counted else "config.json", **numbers)
+    return ModelFacts(
+        parameters=total, counted_from="weight files" if counted else "config.json", tied=tied,
+        qk_norm=str(raw.get("model_type")) == "qwen3", **numbers,
+    )  # fmt: skip
 
 
 def _count_in_headers(folder: Path) -> int | None:

@@ -24,6 +24,7 @@ import torch
 from surefoot.config import Config
 from surefoot.config.schedule import Answered, cadence_of
 from surefoot.engines.graphs import embedded_engine
+from surefoot.learner.footprint import ModelShape
 from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.lora import Adapter
 from surefoot.learner.model import made_up_net
@@ -31,7 +32,6 @@ from surefoot.learner.quantised import NONE, QuantisedBase, quantise
 from surefoot.protocols import Request
 from surefoot.records import TrainSample
 from surefoot.run.build import engine_rows
-from surefoot.run.dry_run import ModelShape
 from surefoot.run.model import learner_settings, lora_settings
 from surefoot.tracking.text import counted, duration
 

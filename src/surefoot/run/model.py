@@ -195,6 +195,7 @@ def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
         reference_sync_steps=None if every == "never" else every,
         parity_tolerance=parity_tolerance(config),
         max_staleness=config.max_staleness, cuda_kernels=config.cuda_kernels, optim=config.optim,
+        gradient_checkpointing=config.gradient_checkpointing,
     )  # fmt: skip
 
 

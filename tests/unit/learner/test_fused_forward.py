@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
 import torch
-from forward_kit import compare, packed, sample
+from forward_kit import PlainKernels, compare, packed, sample
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the community's name
 
@@ -26,14 +25,14 @@ from surefoot.errors import NumericsError
 from surefoot.guards import invariants
 from surefoot.learner import fused_forward, fused_options, grpo, model
 from surefoot.learner.architectures import PLAIN
+from surefoot.learner.footprint import Work, bytes_of_token, microbatch_budget
 from surefoot.learner.forward import score_batch
 from surefoot.learner.fused_forward import score_batch_fused, why_not_fused
 from surefoot.learner.fused_options import ENTRIES, unlisted
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
-from surefoot.learner.memory import bytes_per_token, microbatch_tokens
+from surefoot.learner.memory import shape_of
 from surefoot.learner.samples import split_microbatches
 from surefoot.maths import advantages, fused_training, losses
-from surefoot.maths.fused import PlainOps, rotate
 from surefoot.maths.fused_training import Kernels, kernels
 from surefoot.maths.logprobs import TokenScores, score_tokens, score_tokens_chunked
 from surefoot.maths.losses import LOSSES, LossKind, LossSettings
@@ -43,58 +42,6 @@ from surefoot.run.build import auto_engine, embedded_engine
 from surefoot.runtime.specs import EmbeddedEngineSpec
 
 ARCHITECTURES = ["llama", "untied", "llama3", "yarn", "wide_heads", "qwen2", "qwen3", "mistral"]
-
-
-class PlainKernels:
-    """`Kernels` in plain torch: what the Triton kernels have to say; the way back is autograd's own."""
-
-    def norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        summed = x if added is None else x + added
-        return summed, PlainOps().rms_norm(summed, weight, eps)
-
-    def norm_back(
-        self, grad: Tensor, grad_sum: Tensor | None, summed: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        dx, dw = back(lambda x, w: self.norm(x, None, w, eps)[1], [summed, weight], grad)
-        return dx if grad_sum is None else dx + grad_sum, dw.float()
-
-    def turn(self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, size: int) -> Tensor:
-        q, k, v = (each.unflatten(1, (-1, size)) for each in (q, k, v))
-        return torch.cat([rotate(q, cos[:, None], sin[:, None]), rotate(k, cos[:, None], sin[:, None]), v], dim=1)
-
-    def turn_back(
-        self, grad: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        size = grad.shape[2]
-        zeros = [grad.new_zeros(len(grad), n * size) for n in (heads, kv_heads, kv_heads)]
-        q, k, v = back(lambda q, k, v: self.turn(q, k, v, cos, sin, size), zeros, grad)
-        return q, k, v
-
-    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
-        return F.silu(gate) * up
-
-    def gate_back(self, grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-        d_gate, d_up = back(self.gate, [gate, up], grad)
-        return d_gate, d_up
-
-    def score(self, logits: Tensor, ids: Tensor, heat: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        z = logits.float() / heat
-        top, log_total = z.amax(-1), (z - z.amax(-1, keepdim=True)).exp().sum(-1).log()
-        logp = z - (top + log_total)[:, None]
-        return logp.gather(1, ids[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1), top, log_total
-
-    def score_back(
-        self, logits: Tensor, ids: Tensor, grad: Tensor, top: Tensor, log_total: Tensor, heat: float
-    ) -> None:
-        p = (logits.float() / heat - (top + log_total)[:, None]).exp()
-        pulls = (F.one_hot(ids, logits.shape[1]) - p) * (grad / heat)[:, None]
-        logits.copy_(pulls.masked_fill(grad[:, None] == 0, 0.0))
-
-
-def back(function: Any, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
-    with torch.enable_grad():
-        leaves = [each.detach().requires_grad_(True) for each in inputs]
-        return torch.autograd.grad(function(*leaves), leaves, grad)
 
 
 # -- the same numbers -----------------------------------------------------------------------------
@@ -260,8 +207,12 @@ def test_large_pieces_are_made_alike_and_never_above_the_budget() -> None:
 
 def test_microbatches_follow_the_models_size(make_net: Any) -> None:
     small, large = make_net(), make_net(num_hidden_layers=4)
-    assert bytes_per_token(large) == 2 * bytes_per_token(small)
-    assert microbatch_tokens(small) // 2 == pytest.approx(microbatch_tokens(large), rel=0.01)
+    work = Work(groups=1, siblings=1, prompt=1, completion=1, fused=True)
+    one, two = (bytes_of_token(shape_of(net), work) for net in (small, large))
+    assert two == 2 * one
+    assert microbatch_budget(shape_of(small), work, None) // 2 == pytest.approx(
+        microbatch_budget(shape_of(large), work, None), rel=0.01
+    )
 
 
 # -- every option: on its list and compared, or slow by name ---------------------------------------

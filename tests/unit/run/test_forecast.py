@@ -13,8 +13,8 @@ import torch
 
 from surefoot.config import Config
 from surefoot.config.schedule import Answered
+from surefoot.learner.footprint import ModelShape
 from surefoot.run import estimate
-from surefoot.run.dry_run import ModelShape
 from surefoot.run.estimate import (
     REFERENCE_S,
     START_S,

@@ -131,6 +131,20 @@ def _inherited(members: Iterable[int], started_with: int) -> int:
     return min(started_with, forked * _proportional_bytes(ours))
 
 
+def available_bytes() -> int | None:
+    """What this machine could still give; None where it does not say."""
+    try:
+        return int(psutil.virtual_memory().available)
+    except (OSError, psutil.Error):
+        return None
+
+
+def peak_resident_bytes() -> int:
+    """The most that this process ever held, since its program began."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def resident_bytes(pid: int) -> int:
     """Memory that a process has in RAM; 0 when it has ended, or where there is no /proc."""
     return _statm(pid, 1)
