@@ -76,7 +76,7 @@ def plan_step(learner: GRPOLearner, samples: Sequence[TrainSample]) -> tuple[int
 def shape_of(net: Any) -> ModelShape:
     """The sizes of a network that is there; experts and the like count as their parameters alone."""
     config, parameters = net.config, dict(net.named_parameters())
-    heads, hidden = config.num_attention_heads, config.hidden_size
+    heads, hidden = getattr(config, "num_attention_heads", None) or 1, config.hidden_size  # recurrent ones have none
     inner = getattr(config, "intermediate_size", None) or 4 * hidden  # where it has another name, the usual one
     return ModelShape(
         sum(p.numel() for p in parameters.values()), config.num_hidden_layers, hidden, inner, heads,

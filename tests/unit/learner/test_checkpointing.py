@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES, make_family
 from forward_kit import PlainKernels, gradients, packed
 from learner_kit import SampleGroups, make, parameters, same
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from surefoot.learner import forward
 from surefoot.learner.forward import recomputed_layers, score_batch
 from surefoot.learner.fused_forward import score_batch_fused
+from surefoot.learner.memory import shape_of
 from surefoot.maths.losses import LossSettings
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.config_key("gradient_checkpointing")]
@@ -113,3 +115,20 @@ def test_auto_computes_again_where_the_first_step_would_not_fit(
         monkeypatch.setattr("surefoot.learner.memory.unused_bytes", lambda device, free=free: free)
         report = make(net, gradient_checkpointing="auto").learn(samples)
         assert report.metrics["memory/recomputes"] == wanted, free
+
+
+@pytest.mark.turns(10)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_architecture_is_computed_again_alike(name: str) -> None:
+    """Layers have other names there, and models that are not plain are scored by their own modules."""
+    net, batch = make_family(name), packed()
+    assert shape_of(net).parameters == sum(p.numel() for p in net.parameters())
+    found = []
+    for recomputes in (False, True):
+        with recomputed_layers(net, wanted=recomputes):
+            scores = score_batch(net, batch, temperature=0.7, with_entropy=True)
+        found.append((scores.logprobs.detach(), gradients(net, scores, batch)))
+    (logp, grads), (other_logp, other_grads) = found
+    assert torch.equal(logp, other_logp)
+    for key, value in grads.items():
+        torch.testing.assert_close(other_grads[key], value, rtol=1e-5, atol=1e-7, msg=key)
