@@ -1,8 +1,9 @@
 """A GPU's figures, cell by cell: a step, learning, decoding, the loss, a shared prefix, sampling ahead, whole runs.
 
     python benchmarks/gpu_step.py --out gpu.jsonl --table gpu.md [--cells step,learn,decode] [--seconds 540]
-    python benchmarks/gpu_step.py --out gpu.jsonl --table docs/benchmarks.md --only-table     between its gpu marks
-    python benchmarks/gpu_step.py --out tiny.jsonl --tiny                  every cell's code, on a CPU, in a minute
+    python benchmarks/gpu_step.py --out tiny.jsonl --tiny      every cell's code, on a CPU, with the smallest sizes
+    python benchmarks/gpu_step.py --write gpu.jsonl [...]      samples into docs/, their table into docs/benchmarks.md
+    python benchmarks/gpu_step.py --check                      exit 1 unless that table says what those samples say
 
 Each cell is a process of its own with a time limit of its own: one that fails, hangs or runs out of memory takes no
 other along, and every sample is on the disk as soon as it was taken. A cell that was stopped has a row with the samples
@@ -32,6 +33,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+SAMPLES, PAGE = Path("docs/gpu_samples.jsonl"), Path("docs/benchmarks.md")
+KEPT = ("run", "device", "sample", "side_failed", "note", "end")
+"""Kinds of lines that go into docs/: what the table is made of."""
 BEGIN, END = "<!-- gpu results: begin -->", "<!-- gpu results: end -->"
 HEAD = ("what", "ours", "peer", "peer / ours", "goal", "reached", "limit", "samples")
 MIN_PAIRS = 3
@@ -71,6 +75,8 @@ CELLS = {
     "lora_checkpointed": Asked("LoRA r=16, gradient checkpointing, 64 x 64 tokens, 0.5b", 75),
     "step05long": Asked("GRPO step, 256 x 512 tokens, 0.5b", 240, ">= 8x TRL", None, 8.0),
 }
+ROWLESS = ("builtin_cpu", "profile")
+PEERS = ("trl", "transformers", "liger-kernel", "triton")
 MODES = ("full", "lora", "full_checkpointed", "lora_checkpointed")
 DECODE_GOALS = {64: 25_000, 128: 60_000, 1024: 130_000}
 Line = Mapping[str, Any]
@@ -121,7 +127,8 @@ def run_all(args: argparse.Namespace) -> bool:
         whole = whole and how == "done"
         write(args.out, {"kind": "end", "cell": name, "how": how, "seconds": taken})
         print(f"{name}: {how} ({taken:.0f} s)", flush=True)
-        publish(args)
+        if args.table is not None:
+            args.table.write_text(markdown(read(args.out)) + "\n", encoding="utf-8")
     return whole
 
 
@@ -355,15 +362,24 @@ def builtin_rows(lines: Found, cell: str) -> list[Row]:
 
 MAKERS: dict[str, Callable[[Found, str], list[Row]]] = {
     "prefix": prefix_row, "loss": loss_rows, "decode": decode_rows, "builtin": builtin_rows,
-    "builtin_cpu": lambda lines, cell: [], "profile": lambda lines, cell: [], **dict.fromkeys(MODES, mode_rows),
+    **dict.fromkeys(ROWLESS, lambda lines, cell: []), **dict.fromkeys(MODES, mode_rows),
 }  # fmt: skip
 
 
-def rows_of(lines: Found) -> tuple[list[Row], list[str]]:
-    """Rows of every cell that was begun, and remarks: what failed, what was stopped, what is not installed."""
+def rows_of(lines: Found, *, every: bool = False) -> tuple[list[Row], list[str]]:
+    """Rows of every cell that was begun, and remarks: what failed, what was stopped, what is not installed.
+
+    Args:
+        every: a cell that was never begun has a row that says so.
+    """
     begun = {str(line["cell"]) for line in lines if "cell" in line}
     begun |= {"builtin"} if "builtin_cpu" in begun else set()
-    made = [made for cell in CELLS if cell in begun for made in MAKERS.get(cell, seconds_row)(lines, cell)]
+    made = []
+    for cell, asked in CELLS.items():
+        if cell in begun:
+            made += MAKERS.get(cell, seconds_row)(lines, cell)
+        elif every and cell not in ROWLESS:
+            made.append(row(asked.what, "not measured yet", "-", "-", asked.goal, None, "-", 0))
     remarks = [
         f"{line['cell']}: {line.get('side', '')} {line.get('detail') or line.get('how')}".replace(":  ", ": ")
         for line in lines
@@ -372,47 +388,72 @@ def rows_of(lines: Found) -> tuple[list[Row], list[str]]:
     return made, list(dict.fromkeys(remark.splitlines()[0][:300] for remark in remarks))
 
 
-def markdown(lines: Found) -> str:
+def markdown(lines: Found, *, every: bool = False) -> str:
     """The table, what it was measured on above it, remarks below it."""
-    runs, (made, remarks) = [line for line in lines if line["kind"] == "run"], rows_of(lines)
-    devices = dict.fromkeys(f"{line['name']}, torch {line['torch']}" for line in lines if line["kind"] == "device")
-    commits = dict.fromkeys(str(line.get("commit") or "unknown")[:7] for line in runs)
-    tiny = "**Tiny sizes: these figures mean nothing.** " if any(line.get("tiny") for line in runs) else ""
-    dates = ", ".join(dict.fromkeys(line["date"] for line in runs))
-    head = (
-        f"{tiny}Measured {dates} on {'; '.join(devices) or 'no GPU'}, "
-        f"commit {', '.join(commits) or 'unknown'}, by `benchmarks/gpu_step.py`; medians, smallest and largest in "
-        "brackets; TRL without vLLM, the faster of its two settings."
-    )
+    made, remarks = rows_of(lines, every=every)
     table = [HEAD, ("---",) * len(HEAD), *made]
     body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in table]
-    return "\n".join([head, "", *body, *(["", *(f"- {remark}" for remark in remarks)] if remarks else [])])
+    return "\n".join([head_of(lines), "", *body, *(["", *(f"- {remark}" for remark in remarks)] if remarks else [])])
 
 
-def publish(args: argparse.Namespace) -> None:
-    """The table of all that is in the file so far: into a page between its marks, or a file of its own."""
-    if args.table is None:
-        return
-    text, page = markdown(read(args.out)), ""
-    if args.table.is_file():
-        page = args.table.read_text(encoding="utf-8")
-    if BEGIN in page and END in page:
-        before, _, rest = page.partition(BEGIN)
-        text = f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
-    elif args.table.suffix == ".md" and page and "| what | ours |" not in page:
-        raise SystemExit(f"{args.table} has no marks {BEGIN} and {END}: it would be overwritten")
-    else:
-        text += "\n"
-    args.table.write_text(text, encoding="utf-8")
+def head_of(lines: Found) -> str:
+    """When, on what, with which versions."""
+    runs = [line for line in lines if line["kind"] == "run"]
+    if not runs:
+        return "By `benchmarks/gpu_step.py`. Nothing of it was measured yet: no GPU was to be had."
+    devices = dict.fromkeys(f"{line['name']}, torch {line['torch']}" for line in lines if line["kind"] == "device")
+    commits = dict.fromkeys(str(line.get("commit") or "unknown")[:7] for line in runs)
+    dates = ", ".join(dict.fromkeys(line["date"] for line in runs))
+    machines = [line["machine"] for line in runs if isinstance(line.get("machine"), dict)]
+    found = dict.fromkeys(f"{n} {m['versions'][n]}" for m in machines for n in PEERS if m["versions"].get(n))
+    tiny = "**Tiny sizes: these figures mean nothing.** " if any(line.get("tiny") for line in runs) else ""
+    return (
+        f"{tiny}Measured {dates} on {', '.join(['; '.join(devices) or 'no GPU', *found])}, commit "
+        f"{', '.join(commits)}, by `benchmarks/gpu_step.py`; medians, smallest and largest in brackets; TRL without "
+        "vLLM, the faster of its two settings."
+    )
+
+
+# -- the page --------------------------------------------------------------------------------------------
+
+
+def page_with(page: str, lines: Found) -> str:
+    """The page with the table of these lines between its marks."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{PAGE} has no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n{markdown(lines, every=True)}\n{END}{after}"
+
+
+def take_in(files: Sequence[Path], root: Path = ROOT) -> None:
+    """Put what was measured into docs/, and its table onto the page; a cell that was measured again is replaced."""
+    new = [line for file in files for line in read(file) if line["kind"] in KEPT]
+    if any(line.get("tiny") for line in new):
+        raise SystemExit("these are tiny sizes: figures that mean nothing stand on no page")
+    again = {line["cell"] for line in new if "cell" in line}
+    old = read(root / SAMPLES) if (root / SAMPLES).is_file() else []
+    lines = [line for line in old if line.get("cell") not in again] + new
+    text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
+    (root / SAMPLES).write_text(text, encoding="utf-8")
+    page = root / PAGE
+    page.write_text(page_with(page.read_text(encoding="utf-8"), lines), encoding="utf-8")
+
+
+def is_current(root: Path = ROOT) -> bool:
+    """Whether the page says what the samples say."""
+    page = (root / PAGE).read_text(encoding="utf-8")
+    return page == page_with(page, read(root / SAMPLES))
 
 
 def arguments() -> argparse.Namespace:
     """What was typed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", default=",".join(CELLS), help=f"comma-separated, in this order: {', '.join(CELLS)}")
-    parser.add_argument("--out", type=Path, required=True, help="samples as JSON lines, appended to")
-    parser.add_argument("--table", type=Path, help="the table: a file of its own, or a page with marks for it")
-    parser.add_argument("--only-table", action="store_true", help="measure nothing: the table from --out")
+    parser.add_argument("--out", type=Path, help="samples as JSON lines, appended to")
+    parser.add_argument("--table", type=Path, help="a file for the table")
+    parser.add_argument("--write", type=Path, nargs="*", metavar="FILE", help="measure nothing: these into docs/")
+    parser.add_argument("--check", action="store_true", help="measure nothing: is the page current?")
     parser.add_argument("--tiny", action="store_true", help="smallest sizes on a CPU: does every cell run?")
     parser.add_argument("--device", help="cuda; with --tiny cpu")
     parser.add_argument("--seconds", type=float, default=540, help="for all cells together")
@@ -424,6 +465,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cell", choices=CELLS, help=argparse.SUPPRESS)  # in a cell's own process
     args = parser.parse_args()
     args.device = args.device or ("cpu" if args.tiny else "cuda")
+    if args.out is None:
+        if args.write is None and not args.check:
+            parser.error("say --out FILE, --write or --check")
+        return args
     args.out = args.results = args.out.resolve()
     args.logs = (args.logs or args.out.with_name(f"{args.out.stem}_logs")).resolve()
     args.cells = args.cells.split(",")
@@ -441,9 +486,10 @@ def main() -> int:
 
         gpu_cells.run_cell(args)
         return 0
-    if args.only_table:
-        publish(args)
-        return 0
+    if args.out is None:
+        if args.write is not None:
+            take_in(args.write)
+        return 0 if is_current() else 1
     for folder in (args.out.parent, args.logs):
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

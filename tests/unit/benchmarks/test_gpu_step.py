@@ -92,6 +92,63 @@ def test_no_cell_is_begun_when_time_is_over(tmp_path: Path) -> None:
     assert "not begun: no time was left" in gpu_step.markdown(gpu_step.read(tmp_path / "gpu.jsonl"))
 
 
+# -- the page ------------------------------------------------------------------------------------------
+
+RUN = {"kind": "run", "date": "2026-12-01", "commit": "abcdef123", "tiny": False, "machine": {"versions": {"trl": "1"}}}
+DEVICE = {"kind": "device", "cell": "step", "name": "a GPU", "torch": "2.11"}
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Path:
+    """A tree with the page, and no samples."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / gpu_step.PAGE).write_text(f"above\n{gpu_step.BEGIN}\n{gpu_step.END}\nbelow\n")
+    return tmp_path
+
+
+def write_down(folder: Path, *lines: dict[str, Any]) -> Path:
+    file = folder / "gpu.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def test_the_table_on_the_page_says_what_the_samples_say() -> None:
+    assert gpu_step.is_current(), "python benchmarks/gpu_step.py --write"
+
+
+def test_a_cell_that_is_measured_again_is_replaced_and_the_others_stay(pages: Path) -> None:
+    first = [RUN, DEVICE, sample("ours", 0.5), sample("TRL", 4.0), sample("ours", 0.2, "learn")]
+    gpu_step.take_in([write_down(pages, *first)], pages)
+    gpu_step.take_in([write_down(pages, RUN | {"date": "2026-12-02"}, DEVICE, sample("ours", 0.25))], pages)
+    text = (pages / gpu_step.PAGE).read_text()
+    assert text.startswith(f"above\n{gpu_step.BEGIN}\n")
+    assert text.endswith(f"{gpu_step.END}\nbelow\n")
+    assert "Measured 2026-12-01, 2026-12-02 on a GPU, torch 2.11, trl 1, commit abcdef1" in text
+    assert "| 0.250 s | - | - |" in text
+    assert "0.500 s" not in text
+    assert "| 0.200 s |" in text
+    assert "| GRPO step, 64 x 256 tokens, 0.5b | not measured yet |" in text
+    assert gpu_step.is_current(pages)
+
+
+def test_planted_figure_that_no_sample_says_is_seen(pages: Path) -> None:
+    gpu_step.take_in([write_down(pages, RUN, DEVICE, sample("ours", 0.5))], pages)
+    page = pages / gpu_step.PAGE
+    page.write_text(page.read_text().replace("0.500 s", "0.400 s"))
+    assert not gpu_step.is_current(pages)
+
+
+def test_tiny_sizes_stand_on_no_page(pages: Path) -> None:
+    before = (pages / gpu_step.PAGE).read_text()
+    with pytest.raises(SystemExit, match="mean nothing"):
+        gpu_step.take_in([write_down(pages, RUN | {"tiny": True}, sample("ours", 0.1))], pages)
+    assert (pages / gpu_step.PAGE).read_text() == before
+    assert not (pages / gpu_step.SAMPLES).exists()
+
+
+# -- the cells themselves --------------------------------------------------------------------------------
+
+
 def run_cells(folder: Path, *cells: str) -> str:
     """The command with the smallest sizes; the table it prints."""
     words = ["--tiny", "--out", str(folder / "t.jsonl"), "--worlds", str(folder / "w"), "--cells", ",".join(cells)]
