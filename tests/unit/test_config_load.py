@@ -14,6 +14,7 @@ from surefoot.config.files import parse_overrides
 from surefoot.config.keys import all_keys, describe_keys, dump_toml, hint, nearest
 from surefoot.config.load import config_from_values, load_config
 from surefoot.errors import ConfigError
+from surefoot.storage.environment import config_text
 
 HEAD = 'model = "pebble"\ntasks = "builtin:sums"\n'
 
@@ -379,3 +380,21 @@ def test_more_said_of_one_set_adds_up_in_any_order() -> None:
 )
 def test_what_is_wrong_with_a_set_is_named(words: list[str], said: str) -> None:
     assert said in refusal(None, *words)
+
+
+@pytest.mark.config_key("threads")
+def test_threads_follow_the_machine_and_the_run_keeps_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on elsewhere computes with as many as it began with; the built-in one has two everywhere."""
+    monkeypatch.setattr("surefoot.config.load.usable_cores", lambda: 7)
+    (tmp_path / "a.toml").write_text('model = "pebble"\ntasks = "builtin:sums"\n')
+    begun = load_config(tmp_path / "a.toml")
+    assert begun.config.threads == 7
+    (tmp_path / "kept.toml").write_text(config_text(begun.resolved))
+    monkeypatch.setattr("surefoot.config.load.usable_cores", lambda: 3)
+    assert load_config(tmp_path / "kept.toml").config.threads == 7
+    assert load_config(tmp_path / "a.toml", ["threads=5"]).config.threads == 5
+    assert load_config(None).config.threads == 2
+    with pytest.raises(ConfigError, match="threads"):
+        load_config(None, ["threads=-1"])

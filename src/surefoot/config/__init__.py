@@ -339,8 +339,8 @@ class Config(Table):
     seed: Int = 0
     """The one seed: task order, every rollout's stream and evaluation derive from it."""
 
-    threads: Int = 2
-    """Torch threads. Part of the result: another count gives other last bits."""
+    threads: Int = 0
+    """Torch threads; 0 takes the machine's cores that this process may use, at most 8, and the run keeps the number. Part of the result: another count gives other last bits."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where the policy lives; `auto` takes cuda, else mps, else cpu. An absent device is an error."""

@@ -35,7 +35,7 @@ TEMPLATES = ("chatml_tools", "hermes_tools", "llama_tools")
 """Chat templates that show tools; `learner.chat` has them."""
 _SUM_TOLERANCE = 1e-6
 _POSITIVE = (
-    "num_tasks reward_timeout_s reward_workers max_steps threads tasks_per_step max_completion_length temperature "
+    "num_tasks reward_timeout_s reward_workers max_steps tasks_per_step max_completion_length temperature "
     "adam_epsilon max_nonfinite_steps num_iterations importance_sampling_clip_max eval_tasks num_generations_eval "
     "logging_steps dead_channel_steps stall_timeout_s stop_timeout_s rollout_timeout_s weight_sync_steps runtime.engines "
     "runtime.workers runtime.start_timeout_s runtime.restart_timeout_s max_turns tools.max_calls tools.call_timeout_s "
@@ -43,7 +43,7 @@ _POSITIVE = (
     "guard.min_entropy_ratio guard.saturation_patience repetition_cost lora.rank lora.alpha"
 ).split()
 _NOT_NEGATIVE = (
-    "max_bad_rows seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
+    "max_bad_rows seed threads microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
     "dynamic_sampling_batches curriculum.steps heldout_seed "
     "preflight_tasks probe_reward_tasks save_steps save_minutes reward_memory_mb engine.rows alpha_sdpo beta_replay max_staleness "
     "runtime.max_restarts runtime.engine_gpus runtime.learner_gpus guard.min_drop"

@@ -44,6 +44,7 @@ from surefoot.run.tasks import LargePrompts, pair_rows, within
 from surefoot.runtime.requests import Sampling
 from surefoot.runtime.weights import LONG, TOKENS
 from surefoot.system.memory import keep_freed_memory
+from surefoot.system.processors import usable_cores
 from surefoot.tools.parsing import FORMS, TOOL_CALL, parse_calls
 from surefoot.tools.session import tools_of
 from surefoot.tools.toolkits import ToolkitSpec
@@ -203,6 +204,12 @@ def _channels(
     config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task]
 ) -> AuxiliaryLosses | None:
     """The losses beside the policy's; None when their weights are 0."""
+    if config.alpha_sdpo > 0 and policy.spec.beyond:
+        raise ModelError(
+            f"alpha_sdpo = {config.alpha_sdpo} with {', '.join(policy.spec.beyond)}",
+            "it compares whole distributions through the bare output layer, without what the model does behind it",
+            "set alpha_sdpo = 0, or use a plain Llama, Mistral, Qwen2 or Qwen3",
+        )
     settings = AuxiliaryLossSettings(
         alpha_sdpo=config.alpha_sdpo, beta_replay=config.beta_replay, sdpo_mixing=config.sdpo_mixing,
         dead_channel_steps=config.dead_channel_steps, temperature=config.temperature, pad_token_id=codec.pad_token_id,
@@ -279,7 +286,7 @@ class Prepared:
 
 def set_determinism(config: Config) -> None:
     """Threads and kernels: part of the result, so set in one place. Bit-equal repeats are promised on the CPU."""
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or usable_cores())
     torch.use_deterministic_algorithms(resolve_device(config.device) == "cpu")
     keep_freed_memory()
 
