@@ -6,20 +6,22 @@ Three a day, all of them at night. The plants: a row that reaches its neighbour,
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, make_family, save_family
+from families import FAMILIES, make_family, save_family, table, written
 from transformers import AutoModelForCausalLM
 
 from surefoot.engines.transformers_engine import TransformersEngine
 from surefoot.errors import ModelError, NumericsError
 from surefoot.learner import any_forward
-from surefoot.learner.architectures import ALONE, PADDED, PLAIN, attention_of
+from surefoot.learner.architectures import ALONE, PADDED, PLAIN, attention_of, rows_together, told
 from surefoot.learner.forward import score_batch
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.lora import Adapter, LoraSettings
 from surefoot.learner.model import Policy, load_policy
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.packing import make_batch
@@ -114,9 +116,35 @@ def test_every_family_takes_a_step_that_is_its_own_and_is_kept(name: str, tmp_pa
         assert torch.equal(value, again.weights()[name_]), f"the next step makes another {name_}"
 
 
+@pytest.mark.turns(2)
+@pytest.mark.parametrize("name", ["arcee", "rwkv"])
+def test_what_nobody_tested_is_scored_one_by_one(name: str, tmp_path: Path) -> None:
+    policy = load(save_family(name, tmp_path / "model"))
+    assert rows_together(policy.model.config) == ALONE
+    assert "one by one" in (told(policy.spec.model_type, policy.spec.beyond) or "")
+    learner, engine = GRPOLearner(policy.model, SETTINGS, tokenizer=policy.tokenizer), engine_of(policy.model)
+    check_gradient(policy.model, sampled(engine, learner, policy.stop_ids))
+    step(engine, learner, policy)
+
+
+def test_what_sees_the_tokens_after_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"architecture 'bert'.* other probabilities in a batch than alone"):
+        load(save_family("bert", tmp_path / "model"))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen3_moe"])
+def test_an_adapter_that_would_pass_matrices_by_is_refused(family: str) -> None:
+    named = LoraSettings(4, 8.0, ("q_proj", "v_proj"))
+    with pytest.raises(ModelError, match=f"architecture '{family}'"):
+        Adapter(make_family(family), replace(named, target_modules=("all-linear",)))
+    if family != "gpt2":
+        Adapter(make_family(family), named)
+
+
 def test_the_table_of_architectures_names_what_was_tested_and_nothing_else() -> None:
     from transformers import AutoConfig
 
+    assert table() == written(), "run: python tests/support/families.py"
     made = {AutoConfig.for_model(family.model_type).model_type for family in FAMILIES.values()}
     assert made == PADDED | set(PLAIN)
 

@@ -40,7 +40,10 @@ def test_names_that_are_refused_come_with_what_to_write_and_with_the_defaults(tm
     assert "unknown key per_device_train_batch_size; use tasks_per_step and microbatch_size, such as" in ran.err
     assert "unknown key gradient_checkpointing; not supported yet" in ran.err
     assert "unknown key peft_config; an object for surefoot.train in Python" in ran.err
-    assert "unknown key use_vllm; write 'engine.kind=\"embedded\"'; ours, the default" in ran.err
+    assert (
+        "unknown key use_vllm; write 'engine.kind=\"auto\"'; ours, or transformers where ours does not compute the model; the default"
+        in ran.err
+    )
     assert "unknown key lr; write learning_rate=1e-5" in ran.err
     assert "(TRL: linear)" in ran.err
 

@@ -1,4 +1,7 @@
-"""Tiny random models of many families, as transformers builds them."""
+"""Tiny random models of many families, as transformers builds them, and the table of them in docs/models.md.
+
+python tests/support/families.py            rewrite the table
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from surefoot.learner.architectures import attention_of
+from surefoot.learner.architectures import PADDED_ROWS, SHARED, attention_of, beyond_plain, rows_together
 from surefoot.learner.model import PEBBLE, save_object
 
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 VOCAB = 103
 """As many as the built-in tokenizer has."""
 _SIZES: dict[str, Any] = dict(
@@ -109,12 +113,21 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def make_family(name: str, *, seed: int = 0) -> Any:
-    """A tiny random model of that family, float32, in eval mode, with its config's special tokens."""
-    family = FAMILIES[name]
+UNTESTED: dict[str, Family] = {"arcee": Family("arcee"), "rwkv": Family("rwkv"), "bert": Family("bert")}
+"""Some that are in no table: two that are scored row by row, and one that sees what comes after a token."""
+
+
+def make_config(name: str) -> Any:
+    """The config of that family's tiny model, with special tokens."""
+    family = (FAMILIES | UNTESTED)[name]
     settings = {key: value for key, value in (_SIZES | _IDS | family.changes).items() if value is not None}
     settings |= {key: None for key, value in family.changes.items() if value is None and key == "sliding_window"}
-    config = AutoConfig.for_model(family.model_type, **settings)
+    return AutoConfig.for_model(family.model_type, **settings)
+
+
+def make_family(name: str, *, seed: int = 0) -> Any:
+    """A tiny random model of that family, float32, in eval mode."""
+    config = make_config(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         attention = attention_of(config.to_dict())
@@ -130,3 +143,41 @@ def save_family(name: str, folder: Path, *, seed: int = 0) -> Path:
     """The same with the built-in tokenizer, as a model folder."""
     save_object(make_family(name, seed=seed), AutoTokenizer.from_pretrained(PEBBLE), folder)
     return folder
+
+
+# -- The table in docs/models.md ---------------------------------------------------------------------
+
+WITHOUT_CACHE = frozenset({"bamba", "recurrent_gemma"})
+"""Whose cache does not give what the whole text gives, or is not there: found by the engine, held by its test."""
+START, END = "<!-- families: written by tests/support/families.py -->", "<!-- end of families -->"
+_ENGINE = {SHARED: "embedded", PADDED_ROWS: "transformers"}
+
+
+def table() -> str:
+    """One row for each way to be computed, all families in it by name."""
+    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    for name, family in FAMILIES.items():
+        config = make_config(name)
+        together, attention = rows_together(config), attention_of(config.to_dict()) or "the library's choice"
+        cache = "no: the whole text for every token" if name in WITHOUT_CACHE else "yes"
+        how = (_ENGINE[together], together, attention, cache)
+        beyond = [each for each in beyond_plain(config) if not each.startswith("architecture")]
+        shown = f"`{family.model_type}`" + (f" with {', '.join(beyond)}" if beyond else "")
+        if shown not in rows.setdefault(how, []):
+            rows[how].append(shown)
+    lines = [
+        '| `engine.kind = "auto"` is | rows of the learner | attention | cache | families |',
+        "|---|---|---|---|---|",
+    ]
+    lines += [f"| {' | '.join(how)} | {', '.join(names)} |" for how, names in rows.items()]
+    return "\n".join([START, *lines, END])
+
+
+def written() -> str:
+    """The table as it stands on the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    return START + text.partition(START)[2].partition(END)[0] + END
+
+
+if __name__ == "__main__":
+    PAGE.write_text(PAGE.read_text(encoding="utf-8").replace(written(), table()), encoding="utf-8")

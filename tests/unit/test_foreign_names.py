@@ -169,7 +169,7 @@ def test_planted_answers_that_ignore_the_value_are_caught(plain: Path, monkeypat
 @pytest.mark.parametrize(
     ("word", "instead"),
     [
-        ("use_vllm=false", 'engine.kind="embedded"'),
+        ("use_vllm=false", 'engine.kind="auto"'),
         ("bf16=false", 'dtype="float32"'),
         ("bf16=False", 'dtype="float32"'),
         ("bf16=true", 'dtype="bfloat16"'),

@@ -28,8 +28,13 @@ from surefoot.records import TrainSample
 
 LOGITS_BUDGET = 256 * 2**20
 """Bytes of logits that are kept for the backward pass; beyond it they are computed again, chunk by chunk."""
-PROOF_TOLERANCE = 2e-3
-"""Nats between two ways to compute one float32 model. Rounding is far below, a leak or a lost scaling far above."""
+PROOF_TOLERANCE = {"cpu": 2e-3}
+ROUGH_TOLERANCE = 5e-2
+"""Nats between two ways to compute one float32 model, on a CPU and elsewhere, where kernels round as they like.
+
+A leak or a lost scaling is far above."""
+PROOF_SHARE = 0.1
+"""Tokens that may be further apart: a router that is of two minds chooses another expert for the last bit."""
 PROOF_LENGTHS = ((5, 4), (11, 9), (2, 3))
 """Tokens of prompt and completion in each row of the proof."""
 
@@ -56,7 +61,7 @@ def states_of(net: Any, batch: Batch) -> Tensor:
 
 def _states(net: Any, ids: Tensor) -> Tensor:
     """(B, L, H). Rows are filled up on the right and the model is causal: no real token sees padding."""
-    states: Tensor = net.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    states: Tensor = _decoder_of(net)(input_ids=ids, use_cache=False).last_hidden_state
     return states
 
 
@@ -100,19 +105,28 @@ class _Given:
         return None
 
 
-def _head_of(net: Any) -> Callable[[Tensor], Tensor]:
-    """States (B, L, H) to logits (B, L, V), as the model's own `forward` does it."""
-    decoder = net.get_decoder()
-    path = [name for name, module in net.named_modules() if module is decoder and name]
-    if not path:
+def _decoder_of(net: Any) -> Any:
+    """The module below the output layer whose answer is the last hidden state."""
+    found = net.get_decoder()
+    if found is not net and hasattr(found, "config"):
+        return found
+    below = [child for child in net.children() if hasattr(child, "config")]  # some name another layer so
+    if not below:
         raise ModelError(
             f"architecture {net.config.model_type!r} has no decoder below its output layer",
             "its logits would have to be guessed from its hidden states", "use an architecture of docs/models.md",
         )  # fmt: skip
+    return below[0]
+
+
+def _head_of(net: Any) -> Callable[[Tensor], Tensor]:
+    """States (B, L, H) to logits (B, L, V), as the model's own `forward` does it."""
+    decoder = _decoder_of(net)
+    path = next(name for name, module in net.named_modules() if module is decoder)
     head = copy.copy(net)
     given: list[Tensor] = []
     inside = head
-    for name in path[0].split("."):
+    for name in path.split("."):
         child = copy.copy(inside._modules[name])
         inside._modules = {**inside._modules, name: child}
         inside = child
@@ -141,7 +155,14 @@ def prove(name: str, net: Any) -> None:
     samples = [_made_up(net, row, *lengths) for row, lengths in enumerate(PROOF_LENGTHS)]
     own = torch.cat([_alone(net, sample) for sample in samples])
     batch = make_batch(samples, pad_token_id=0)[0].to(next(net.parameters()).device)
-    together = score_rows(net, batch, temperature=1.0, with_entropy=False).logprobs
+    try:
+        together = score_rows(net, batch, temperature=1.0, with_entropy=False).logprobs
+    except (AttributeError, TypeError, KeyError, IndexError) as error:
+        raise ModelError(
+            f"model {name!r} (architecture {net.config.model_type!r}) cannot be scored: {error!r}",
+            "its modules are not called as those of other causal language models are",
+            "use another architecture; docs/models.md lists those that were tested",
+        ) from error
     _refuse_gap(
         name, net, own, together, "in a batch than alone",
         "a neighbour, or what comes after a token, would be part of its probability",
@@ -185,11 +206,11 @@ def _eager(net: Any) -> Iterator[bool]:
 
 
 def _refuse_gap(name: str, net: Any, one: Tensor, other: Tensor, where: str, why: str) -> None:
-    gap = float((one - other).abs().max())
-    if gap <= PROOF_TOLERANCE:  # False for NaN
+    gaps, limit = (one - other).abs(), PROOF_TOLERANCE.get(one.device.type, ROUGH_TOLERANCE)
+    if bool(gaps.isfinite().all()) and float((gaps > limit).float().mean()) <= PROOF_SHARE:
         return
     raise ModelError(
         f"model {name!r} (architecture {net.config.model_type!r}) gives tokens other probabilities {where}: "
-        f"{gap:.3g} nats apart, {PROOF_TOLERANCE:g} are rounding",
+        f"up to {float(gaps.max()):.3g} nats apart, {limit:g} are rounding",
         why, "use another architecture; docs/models.md lists those that were tested",
     )  # fmt: skip

@@ -61,7 +61,8 @@ CAPTURED = frozenset(
     "_old _kl_seen _pushes".split()
 )
 DERIVED = frozenset(
-    "settings tokenizer ranks _torn _packed _rows _copies _copied fused _fused_proven _tokens recomputes".split()
+    "settings tokenizer ranks _buffers _torn _packed _rows _copies _copied fused _fused_proven _tokens "
+    "recomputes".split()
 )
 """Fields of a learner that its config makes anew; a field in neither set would be lost at a resume."""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -200,6 +201,8 @@ SHARING_PAYS = 0.8
 
 SHARDED_ENTRY = "surefoot_score_here"
 """Where a sharded network has `score_here`: entered there, it gathers the weights outside of its layers too."""
+_together: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""How rows of each network are put together, found once."""
 
 
 def score_batch(net: Any, batch: Batch, *, temperature: float, with_entropy: bool) -> TokenScores:
@@ -215,7 +218,7 @@ def score_batch(net: Any, batch: Batch, *, temperature: float, with_entropy: boo
 
 def score_here(net: Any, batch: Batch, *, temperature: float, with_entropy: bool) -> TokenScores:
     """`score_batch`, of a network whose weights are all there."""
-    if rows_together(net.config) == SHARED:
+    if (_together.get(net) or _together.setdefault(net, rows_together(net.config))) == SHARED:
         hidden = completion_hidden(net, batch)[batch.mask]  # (N, H): padding never reaches the head
         head = net.get_output_embeddings()
         scores = score_tokens_chunked(

@@ -112,6 +112,7 @@ class GRPOLearner:
         self.ranks = ranks or OneRank()
         self.net, self.settings, self.channels, self.tokenizer = net, settings, channels, tokenizer
         self.adapter = adapter
+        self._buffers = lasting_buffers(net)
         self._version = 0
         self.parameter_updates: ParameterUpdates | None = None
         self.reference = _frozen_copy(net) if settings.loss.beta > 0 and adapter is None else None
@@ -185,7 +186,7 @@ class GRPOLearner:
         own = dict(self.net.named_parameters()) if self.adapter is None else self.adapter.published(self._version)
         if self.ranks.size > 1 and self.adapter is None:
             own = self._gathered(own)
-        return {**own, **lasting_buffers(self.net)}
+        return {**own, **self._buffers}
 
     def _gathered(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self._copied != self._version:

@@ -240,7 +240,8 @@ def load_policy(
     quantised = _quantised(net, lora, resolve_device(device), torch_dtype)
     net.to(resolve_device(device))
     if spec.beyond:
-        prove(model, net)
+        with _refusing(model, source):
+            prove(model, net)
     masters = split_precision(net, torch_dtype)
     for parameter in net.parameters():
         parameter.requires_grad_(True)

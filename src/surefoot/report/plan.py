@@ -48,8 +48,9 @@ def _replicas(config: Config) -> list[str]:
     keys, lines = config.runtime, []
     if keys.kind == "ray":
         where = "a private Ray cluster" if keys.address is None else f"the Ray cluster at {keys.address}"
+        kind = "" if config.engine.kind == "auto" else f"{config.engine.kind} "
         lines.append(
-            f"runtime   {where}: 1 learner, {keys.engines} {config.engine.kind} "
+            f"runtime   {where}: 1 learner, {keys.engines} {kind}"
             f"engine{'s' if keys.engines > 1 else ''}, {keys.workers} rollout worker{'s' if keys.workers > 1 else ''}"
         )
     if config.max_staleness:
