@@ -232,6 +232,9 @@ class MCPToolbox:
     async def connect(self, pool: Pool, until: float) -> Connection:
         """This rollout's connection, or one of the shared ones; one that failed is not replaced behind its back."""
         name = pool.server.name
+        ready = self._own.get(name)
+        if ready is not None and ready.usable and not ready.stale:
+            return ready
         async with self._opening.setdefault(name, asyncio.Lock()):
             connection = self._own.get(name)
             if connection is None:
@@ -502,11 +505,14 @@ class MCPToolkit:
         until = time.monotonic() + budget_s
         if self._slots is None:
             raise WireFault(UNAVAILABLE, "was not started")
-        try:
-            async with asyncio.timeout(budget_s if self._slots.locked() else None):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise WireFault(OVERLOADED, f"had to wait: {self.limits.concurrency} calls are under way") from None
+        if self._slots.locked():
+            try:
+                async with asyncio.timeout(budget_s):
+                    await self._slots.acquire()
+            except TimeoutError:
+                raise WireFault(OVERLOADED, f"had to wait: {self.limits.concurrency} calls are under way") from None
+        else:
+            await self._slots.acquire()  # at once
         try:
             return await self._try(box, tool, arguments, until, self.limits.restarts if tool.idempotent else 0)
         finally:
