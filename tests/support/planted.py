@@ -27,6 +27,7 @@ and the exit code is the command's own. The bugs:
     no_peft                     no bug: a host without the package peft
     no_bitsandbytes             no bug: a host without the package bitsandbytes
     broken_bitsandbytes         no bug: a host where it is installed, and its import fails
+    no_bfloat16                 no bug: a processor that says it multiplies in bfloat16 and dies of it
     engines_get_the_file        a base in four bits is trained beside, and engines get the file's weights with the adapter
     bytes_for_weights           the learner multiplies with the packed bytes of a base in four bits as if they were its weights
     swapped_nibbles             what comes back from four bits is one weight's neighbour
@@ -357,7 +358,8 @@ def forget_the_probe() -> None:
 EARLY = frozenset(
     {"border_without_sets", "evaluate_what_is_there", "forget_the_probe", "no_weights", "any_template_will_do",
      "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git", "no_sandbox", "forget_own_digests",
-     "no_peft", "no_bitsandbytes", "broken_bitsandbytes", "clock_stands", "clock_shows_nothing", "answers_from_nowhere", "learner_rests"}
+     "no_peft", "no_bitsandbytes", "broken_bitsandbytes", "no_bfloat16", "clock_stands", "clock_shows_nothing",
+     "answers_from_nowhere", "learner_rests"}
 )  # fmt: skip
 
 
@@ -597,6 +599,16 @@ def broken_bitsandbytes() -> None:
     quantised._package = package  # type: ignore[assignment]
 
 
+def no_bfloat16() -> None:
+    """As some virtual machines do."""
+    import os
+    import signal
+
+    from surefoot.learner import precision
+
+    precision._multiply = lambda: os.kill(os.getpid(), signal.SIGILL)  # type: ignore[assignment,return-value]
+
+
 def engines_get_the_file() -> None:
     """What they get is moved by the difference between the file and what came back of it."""
     from surefoot.learner.lora import Adapter
@@ -671,7 +683,7 @@ PLANTS: dict[str, Plant] = {
     for plant in (
         mask_shift_left, mask_shift_right, flip_advantages_after_checks, shuffle_rewards, skip_publish, torn_copy,
         forget_the_guard, strange_sampler, longer_prompts, short_batches, pool_holds_heldout, plan_deals_heldout,
-        adapter_stays_home, adapter_steps_the_base, no_peft, no_bitsandbytes, broken_bitsandbytes, engines_get_the_file,
+        adapter_stays_home, adapter_steps_the_base, no_peft, no_bitsandbytes, broken_bitsandbytes, no_bfloat16, engines_get_the_file,
         bytes_for_weights, swapped_nibbles, pure_bfloat16, rounded_start, learn_twice, own_rate,
         forget_answers_of_a_set, border_without_sets,
         never_steps, no_finite_gradient, forget_changed_entries, forget_equal_rewards, evaluate_what_is_there, forget_the_probe,

@@ -151,10 +151,12 @@ def _with_model(
 ) -> list[str]:  # fmt: skip
     """Device, template and prompts, then memory and time: what needs torch comes after everything that does not."""
     from surefoot.learner.model import architecture_plan, load_tokenizer, resolve_device
+    from surefoot.learner.precision import require_precision
     from surefoot.run.model import adapter_plan, call_format_of, codec_of_words, require_packages
 
     config = loaded.config
     device = resolve_device(config.device)
+    require_precision(device, config.dtype)
     require_packages(config)
     checked.done += [f"the device ({device})", *(tools.checked if tools else ())]
     checked.left += tools.unchecked if tools else ()

@@ -33,6 +33,7 @@ from surefoot.learner.lora import (
 from surefoot.learner.low_bit import require_torchao
 from surefoot.learner.model import ModelTokenizer, Policy, empty_net, load_policy, load_tokenizer, resolve_device
 from surefoot.learner.own_code import own_loss, use_estimator
+from surefoot.learner.precision import require_precision
 from surefoot.learner.quantised import NONE, require_bitsandbytes
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.preference import PreferencePair
@@ -302,6 +303,7 @@ def prepare(
         routes: environment -> its tools, where tasks choose between several.
     """
     set_determinism(config)
+    require_precision(resolve_device(config.device), config.dtype)
     words = load_tokenizer(config.model, base=base)
     call_format = call_format_of(codec_of_words(config, base, words, inputs.tools, tools), inputs.tools)
     require_packages(config)
