@@ -36,7 +36,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.mark.config_key("quantization")
-@pytest.mark.every_day
+@pytest.mark.turns(2)
 def test_engines_have_what_the_learner_has_beside_a_base_in_four_bits(quick: Ran) -> None:
     assert quick.code == 0, quick.err
     assert quick.verdict["status"] == "PASS"
@@ -183,6 +183,20 @@ def test_four_bits_that_cannot_be_are_refused(words: list[str], said: str, tmp_p
     ran = refused(*words, planted="no_weights", cwd=tmp_path)
     assert ran.code == 2, ran.err
     assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    "more", [["lora.rank=4", "quantization=nf4"], pytest.param([], marks=pytest.mark.nightly)], ids=["beside", "whole"]
+)
+def test_a_model_whose_file_is_quantised_already_is_refused(more: list[str], tmp_path: Path) -> None:
+    """With bitsandbytes installed transformers would load it, packed bytes in the place of weights."""
+    shutil.copytree(PEBBLE, tmp_path / "packed")
+    config = json.loads((PEBBLE / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (tmp_path / "packed/config.json").write_text(json.dumps(config))
+    ran = refused(*more, "model=packed", planted="no_weights", cwd=tmp_path)
+    assert ran.code == 4, ran.err
+    assert "says that its weights are quantised (bitsandbytes)" in ran.err
 
 
 def test_without_bitsandbytes_four_bits_are_refused_and_everything_else_goes_on(tmp_path: Path) -> None:
