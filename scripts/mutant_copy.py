@@ -2,8 +2,9 @@
 
 `record` runs tests in the copy with our own `--affected`, file by file, and keeps what each depends on between calls:
 what was recorded once is run again only when something it depends on has changed. `try_out` plants one mutant, asks
-which of the recorded tests depend on it, and runs these, the cheapest first, until one is red. What was red is run once
-more in the same way without the mutant: a test that is red there, too, says nothing and is not asked again.
+which of the recorded tests depend on it, and runs these until one is red: first those that ran the changed place
+themselves, then those that ran something of its file, then the others, each the cheapest first. What was red is run
+once more in the same way without the mutant: red there, too, it says nothing and is not asked again.
 
 Never      calls a mutant killed by a test that was not green, in this copy and in this way of running it, without it.
 """
@@ -22,9 +23,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Timer
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mutation import Mutant
+
+if TYPE_CHECKING:
+    from surefoot_harness.affected.records import AffectedState, ProjectView
 
 STATE = Path(".surefoot", "affected.json")
 SEEN = Path(".surefoot", "mutants_seen.json")
@@ -140,7 +144,9 @@ class Copy:
         return Recorded(answer["green"], answer["left_out"])
 
     def choose(self, *, everything: bool = False) -> list[str]:
-        """Which recorded tests `--affected` would run now: those that could be asked alone, unless `everything`."""
+        """Which recorded tests `--affected` would run now, in the order in which they are asked: green ones alone,
+        unless `everything`.
+        """
         return list(self._ask({"what": "everything" if everything else "choose"}))
 
     def _seen(self) -> dict[str, str]:
@@ -188,13 +194,13 @@ class Copy:
         began = time.monotonic()
         with self._planted(mutant):
             chosen = self.choose()
-        asked = cheapest(chosen, known.tests, near_s)
+        asked = within(chosen, known.tests, near_s)
         if not chosen:
             killed, how = False, "no recorded test depends on it"
         else:
             killed, how = self._judged(mutant, asked, began + limit_s)
         if not killed and len(asked) < len(chosen) and how == GREEN:
-            how = f"the {len(asked)} cheapest of {len(chosen)} chosen tests were green"
+            how = f"the first {len(asked)} of {len(chosen)} chosen tests were green"
         return Outcome(mutant, killed, how, len(chosen), len(asked), time.monotonic() - began)
 
     @contextlib.contextmanager
@@ -246,15 +252,12 @@ class Copy:
 GREEN = "every chosen test was green"
 
 
-def cheapest(chosen: Sequence[str], seconds: dict[str, float], near_s: float | None) -> list[str]:
-    """The cheapest first; with `near_s` only as many as took so long together, and at least one."""
-    order = sorted(chosen, key=lambda test: (seconds[test], test))
-    if near_s is None:
-        return order
-    total, kept = 0.0, []
-    for test in order:
+def within(chosen: Sequence[str], seconds: dict[str, float], near_s: float | None) -> list[str]:
+    """All of them, or with `near_s` only the first ones that took so long together, and at least one."""
+    total, kept = 0.0, list[str]()
+    for test in chosen:
         total += seconds[test]
-        if kept and total > near_s:
+        if kept and near_s is not None and total > near_s:
             break
         kept.append(test)
     return kept
@@ -340,7 +343,8 @@ def answer_questions() -> None:
         print(notice, file=sys.stderr)
     known, green = state.known(), None
     for line in sys.stdin:
-        judge = Judge(state, ProjectView(Tree(root, known), state.roots, state.edges), environment())
+        view = ProjectView(Tree(root, known), state.roots, state.edges)
+        judge = Judge(state, view, environment())
         affected = {test for test in state.tests if judge.is_affected(test)}
         always = {test for test, record in state.tests.items() if record.always and record.outcome == "passed"}
         asked = json.loads(line)["what"]
@@ -354,8 +358,22 @@ def answer_questions() -> None:
                 "left_out": sorted(test for test in state.tests if state.tests[test].outcome == "failed"),
             }
         else:
-            answer = sorted(affected & (green or set()))
+            answer = nearest(state, view, affected & (green or set()))
         print(json.dumps(answer), flush=True)
+
+
+def nearest(state: AffectedState, view: ProjectView, tests: set[str]) -> list[str]:
+    """Those that ran what has changed, then those that ran something of that file, then the others."""
+    changed = {n for n, key in enumerate(state.keys) if view.hash_of(key.kind, key.path, key.name) != key.hash}
+    files = {state.keys[number].path for number in changed}
+
+    def far(test: str) -> tuple[int, float, str]:
+        record = state.tests[test]
+        ran_it = not changed.isdisjoint(record.keys)
+        beside = any(state.keys[number].path in files for number in record.keys)
+        return 0 if ran_it else 1 if beside else 2, record.seconds, test
+
+    return sorted(tests, key=far)
 
 
 if __name__ == "__main__":

@@ -2,19 +2,19 @@
 
     python scripts/mutants.py --write                  goes on with the 300, two hours at most; `make mutants`
     python scripts/mutants.py --write --minutes 30     the same, in half an hour; `make mutants MINUTES=30`
-    python scripts/mutants.py --near 20                per mutant only as many of the cheapest tests as take 20 s
+    python scripts/mutants.py --near 20                per mutant only as many of the nearest tests as take 20 s
     python scripts/mutants.py --again                  tries survivors once more: there are new tests for them
     python scripts/mutants.py --only src/surefoot/guards/verdict.py --count 40 --seed 7
 
 Every mutant is planted in a copy of the tree (`.cache/mutants`) and met with the tests that our own `pytest --affected`
-chooses for it, the cheapest first, until one is red. The copy records once what each test depends on, file by file, and
-then again what has changed. Killed: a test was red, or pytest itself ended, and the same tests are green without the
-mutant. Survived: all of them were green, or no test was chosen. What was not over after `--limit` seconds counts as
-survived: nobody saw it end.
+chooses for it, the nearest and cheapest first, until one is red. The copy records once what each test depends on, file
+by file, and then again what has changed. Killed: a test was red, or pytest itself ended, and the same tests are green
+without the mutant. Survived: all of them were green, or no test was chosen. What was not over after `--limit` seconds
+counts as survived: nobody saw it end.
 
 What was found is kept at once, mutant by mutant, in `.cache/mutants/found.jsonl`, and with `--write` in
 `docs/mutants.json`: the next call goes on with what is not there. A result counts for as long as the function that it
-is about is the same to the letter. What survived the cheapest tests alone is tried again by a call without `--near`.
+is about is the same to the letter. What survived the nearest tests alone is tried again by a call without `--near`.
 
 Below 95 % killed, or with some of them not tried yet, the exit code is 1. A survivor is not bad by itself (some edits
 change nothing that anybody promised); its reason is written into `docs/mutants.json` by hand, and stays there.
@@ -228,7 +228,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tests", nargs="*", default=list(TESTS), help="where tests are chosen from")
     parser.add_argument("--minutes", type=float, default=120.0, help="after these no further mutant is begun")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for the tests of one mutant")
-    parser.add_argument("--near", type=float, metavar="SECONDS", help="per mutant only the cheapest tests, so long")
+    parser.add_argument("--near", type=float, metavar="SECONDS", help="per mutant only the nearest tests, so long")
     parser.add_argument("--again", action="store_true", help="try survivors without a reason once more")
     parser.add_argument("--copies", type=int, default=2, help="how many mutants at a time")
     parser.add_argument("--write", action="store_true", help="write docs/mutants.json and docs/mutants.md")

@@ -180,7 +180,7 @@ def test_a_result_counts_while_its_function_is_the_same_and_a_partial_one_stays_
     one, two, three, *_ = mutants_of("shop.py", SHOP)
     rows = [
         row_of(Outcome(one, True, "FAILED t", 3, 1, 1.0), "abc"),
-        row_of(Outcome(two, False, "the 1 cheapest of 3 chosen tests were green", 3, 1, 1.0), "abc"),
+        row_of(Outcome(two, False, "the first 1 of 3 chosen tests were green", 3, 1, 1.0), "abc"),
         row_of(Outcome(three, False, GREEN, 3, 3, 1.0), "abc"),
     ]
     file = tmp_path / "found.jsonl"
@@ -195,13 +195,39 @@ def test_a_result_counts_while_its_function_is_the_same_and_a_partial_one_stays_
 
 
 @pytest.mark.usefixtures("tools")
-def test_the_cheapest_tests_come_first_and_near_bounds_their_seconds() -> None:
-    from mutant_copy import cheapest
+def test_near_bounds_the_seconds_of_what_is_asked() -> None:
+    from mutant_copy import within
 
-    seconds = {"slow": 30.0, "quick": 0.1, "middle": 4.0}
-    assert cheapest(list(seconds), seconds, None) == ["quick", "middle", "slow"]
-    assert cheapest(list(seconds), seconds, 5.0) == ["quick", "middle"]
-    assert cheapest(["slow"], seconds, 5.0) == ["slow"], "one is asked, whatever it takes"
+    seconds = {"quick": 0.1, "middle": 4.0, "slow": 30.0}
+    assert within(list(seconds), seconds, None) == ["quick", "middle", "slow"]
+    assert within(list(seconds), seconds, 5.0) == ["quick", "middle"]
+    assert within(["slow"], seconds, 5.0) == ["slow"], "one is asked, whatever it takes"
+
+
+@pytest.mark.usefixtures("tools")
+def test_a_test_that_ran_the_changed_place_comes_first_and_then_the_cheapest() -> None:
+    from mutant_copy import nearest
+
+    from surefoot_harness.affected.records import AffectedState, Dependency, TestRecord
+
+    keys = [
+        Dependency("body", "a.py", "f", "old"),
+        Dependency("body", "a.py", "g", "-"),
+        Dependency("body", "b.py", "h", "-"),
+    ]
+    tests = {
+        "ran it, slow": TestRecord("passed", keys=[0], seconds=9.0),
+        "ran it": TestRecord("passed", keys=[0, 2], seconds=2.0),
+        "ran its file": TestRecord("passed", keys=[1], inherited=[0], seconds=1.0),
+        "heard of it": TestRecord("passed", keys=[2], inherited=[0], seconds=0.1),
+    }
+
+    class View:
+        def hash_of(self, kind: str, path: str, name: str) -> str:
+            return "new" if name == "f" else "-"
+
+    found = nearest(AffectedState(keys=keys, tests=tests), View(), set(tests))
+    assert found == ["ran it", "ran it, slow", "ran its file", "heard of it"]
 
 
 @pytest.mark.usefixtures("tools")
