@@ -12,6 +12,7 @@ import copy
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,12 +57,14 @@ def sample(root: Path, files: list[Path], count: int, seed: int) -> list[Mutant]
 
     So the sample of a tree in which little has changed is nearly the same sample: what was found can be kept.
     """
-    every = [each for path in sorted(files) for each in mutants_of(path.relative_to(root).as_posix(), path.read_text())]
-    return sorted(every, key=lambda each: hashlib.sha256(f"{seed} {each.name}".encode()).digest())[:count]
+    texts = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in sorted(files)}
+    every = [each for name, text in texts.items() for each in mutants_of(name, text)]
+    ordered = sorted(every, key=lambda each: hashlib.sha256(f"{seed} {each.name}".encode()).digest())
+    return list(islice((each for each in ordered if _compiles(each.applied(texts[each.path]))), count))
 
 
 def mutants_of(name: str, text: str) -> list[Mutant]:
-    """Every mutant of one file; each of them can be compiled and differs from the file, and no two have one name."""
+    """Every mutant of one file; each differs from the file, and no two have one name."""
     tree = ast.parse(text)
     starts, functions = _line_starts(text), _functions(tree)
     digests = _digests(tree, text)
@@ -74,7 +77,7 @@ def mutants_of(name: str, text: str) -> list[Mutant]:
         line = node.lineno  # type: ignore[attr-defined]
         function = functions.get(line, "(module)")
         mutant = Mutant(name, function, what, line, now, start, end, digests.get(function, ""))
-        if was != now and _compiles(mutant.applied(text)):
+        if was != now:
             names[mutant.name] += 1
             again = names[mutant.name]
             found.append(mutant if again == 1 else mutant._replace(what=f"{what} ({again})"))

@@ -77,9 +77,10 @@ def test_the_seed_alone_decides_which() -> None:
 
     files = wiring(ROOT, [])
     assert len(files) > 30
-    first, again, other = (sample(ROOT, files, 20, seed) for seed in (1, 1, 2))
+    few = files[:3]
+    first, again, other = (sample(ROOT, few, 20, seed) for seed in (1, 1, 2))
     assert first == again != other
-    assert len(sample(ROOT, files, 10**6, 1)) > 3000
+    assert len(sample(ROOT, few, 10**6, 1)) > len(first)
     with pytest.raises(SystemExit, match="no such file"):
         wiring(ROOT, ["src/surefoot/gone.py"])
 
