@@ -206,6 +206,7 @@ STARTERS = {
     "tracking/sinks.py": "one per sink",
     "runtime/ray/cluster.py": "on Ray: engines",
     "demo/hack.py": "`surefoot demo hack`",
+    "run/memory_profile.py": "one per row of `surefoot memory`",
 }
 """Every module outside the harness that starts processes, and what the page on the architecture calls them."""
 

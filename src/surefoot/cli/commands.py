@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -107,6 +108,26 @@ def evaluate(
         view.close()
     output.show(found)
     return 0
+
+
+def memory(words: Sequence[str], asked: Mapping[str, str | None], *, measures: bool, as_json: bool) -> int:
+    """The table of `surefoot memory`; 1 when every row that was to be measured failed."""
+    numbers = {name: _whole_numbers(name, text) for name, text in asked.items()}
+    loaded = _load(words)
+    from surefoot.run.memory_profile import table_of_config
+
+    table = table_of_config(loaded, measures=measures, tell=partial(print, file=sys.stderr, flush=True), **numbers)
+    _print([json.dumps(table.record())] if as_json else table.lines())
+    return table.exit_code
+
+
+def _whole_numbers(name: str, text: str | None) -> list[int]:
+    parts = [] if text is None else text.split(",")
+    if any(not part.strip().isdigit() or int(part) < 1 for part in parts):
+        raise ConfigError(
+            f"--{name} {text}", "each is a whole number of 1 or more", f"write them like --{name} 64,128"
+        )  # fmt: skip
+    return [int(part) for part in parts]
 
 
 def show_config(words: Sequence[str], *, toml: bool) -> int:

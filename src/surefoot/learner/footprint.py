@@ -22,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 FLOAT32 = 4
+PACKED_WIDTH = 0.5 + 4 / 64
+"""Bytes of a weight in four bits: a code, and its share of a float32 scale for 64 of them."""
 BASE_TOKENS = 4096
 """What `config.MICROBATCH_TOKENS` says; a test compares them."""
 LOGITS_CHUNK, LOGITS_KEPT = 512 << 20, 256 << 20
@@ -79,6 +81,8 @@ class Work:
     """Entries of an adapter, which is trained in place of the weights."""
     merged: int = 0
     """Entries of the base that have a merged copy for engines."""
+    packed: int = 0
+    """Entries of the base that are held in four bits."""
     fused: bool = False
     """The fused forward pass, and microbatches by free memory."""
     recomputes: bool = False
@@ -110,7 +114,7 @@ class Footprint:
     """What comes and goes, each at its largest; not all of it at once."""
     moments: Mapping[str, float]
     """The three moments, whole."""
-    piece: Microbatch
+    microbatch: Microbatch
     recomputes: bool
 
     @property
@@ -161,9 +165,10 @@ def decided(shape: ModelShape, work: Work, wanted: bool | str) -> bool:
 def lasting_bytes(shape: ModelShape, work: Work) -> dict[str, float]:
     """What is there from step to step, by purpose; what is not there is left out."""
     weights, trained = float(shape.parameters * work.width), float(_trained(shape, work) * FLOAT32)
+    spared = work.packed * (work.width - PACKED_WIDTH)
     whole = work.adapter is None
     parts = {
-        "weights": weights,
+        "weights": weights - spared,
         "adapter": 0.0 if whole else trained,
         "merged for engines": float(work.merged * work.width) + (0.0 if whole else FLOAT32 * _largest(shape)),
         "float32 masters": trained if work.width != FLOAT32 and whole else 0.0,

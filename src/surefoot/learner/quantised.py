@@ -31,13 +31,14 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the community's name
 
 from surefoot.errors import ConfigError, InvariantError, ModelError
+from surefoot.learner.footprint import PACKED_WIDTH
 from surefoot.maths.checksums import checksums
 from surefoot.system.hashing import sha256_of_sized
 
 NF4, NONE = "nf4", "none"
 BLOCK = 64
 """Weights that share a scale."""
-BYTES_PER_WEIGHT = 0.5 + 4 / BLOCK
+BYTES_PER_WEIGHT = PACKED_WIDTH  # BLOCK of them share a scale
 DEVICES = ("cpu", "cuda")
 """Where it was tried."""
 _SLACK = 1 + 1e-5

@@ -85,7 +85,7 @@ def measure(shape: ModelShape, work: Work, rank: int | None) -> dict[str, Any]:
         "peak": max(found.values()), "phases": found, "in use after": max(0, lasting - before),
         "recomputes": learner.recomputes, "fused": learner.fused, "free": free,
         "predicted then": footprint.peak, "moments": dict(footprint.moments), "lasting": dict(footprint.lasting),
-        "passing": dict(footprint.passing), "piece": asdict(footprint.piece), "room": learner._tokens,
+        "passing": dict(footprint.passing), "piece": asdict(footprint.microbatch), "room": learner._tokens,
     }  # fmt: skip
 
 
