@@ -13,7 +13,7 @@ import pytest
 from command import Ran, surefoot
 
 from surefoot.config.keys import describe_keys
-from surefoot.errors import NumericsError
+from surefoot.errors import ConfigError, NumericsError
 from surefoot.report.pace import ChosenKeys, HalfStep, MachineRates, PaceReport, ToolCalls, sound
 
 SMALL = ["threads=1", "device=cpu", "tasks_per_step=4", "num_generations=2", "max_completion_length=4", "num_tasks=60"]
@@ -93,6 +93,26 @@ def test_less_time_than_the_smallest_measurement_takes_is_refused(tmp_path: Path
     ran = bench(tmp_path, "threads=1", "device=cpu", "num_generations=20000", "num_tasks=60")
     assert ran.code == 2, ran.err
     assert "the smallest measurement takes" in ran.err
+
+
+def test_a_machine_on_which_the_first_step_takes_too_long_is_told_before_the_second() -> None:
+    from types import SimpleNamespace
+
+    from surefoot.run.bench import OVERTIME_S, _measure, _Round
+
+    made: list[int] = []
+
+    def step(tasks: int, siblings: int, length: int) -> _Round:
+        made.append(length)
+        return _Round(length, tasks * siblings, 10, tasks * siblings * length, 8.0, 8.0, 1.0)
+
+    config = SimpleNamespace(tasks_per_step=4, num_generations=2, max_completion_length=64)
+    rig: Any = SimpleNamespace(config=config, step=step)
+    with pytest.raises(ConfigError, match="the smallest measurement takes 44s"):
+        _measure(rig, lambda: 16.0, lambda line: None)
+    assert made == [4]
+    seen, wholes, halves = _measure(rig, lambda: 17.0 * 1.7 - OVERTIME_S, lambda line: None)
+    assert (len(seen), len(wholes), len(halves)) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 Owns       what `surefoot bench` does.
 Promises   the model, the engine, the learner and the proof of new weights are those of a run of this config, made by
            the same functions; completions are sampled, checked and learned from, so an engine that was not asked, or
-           says something else than its weights, ends in an error; limits are measured beside the steps; it begins no
-           step that would not end in time, once the smallest of each kind were measured.
+           says something else than its weights, ends in an error; limits are measured beside the steps; it ends in
+           its time, or within `OVERTIME_S` of it where the smallest steps take longer, or refuses.
 Never      grades, keeps a journal, or creates a file; says a number of what was not measured without saying so.
 
 Rewards are made up (siblings differ, so every rollout teaches) and completions have full length: nothing ends early.
@@ -52,6 +52,8 @@ SHORT = 4
 """Tokens of the first completions."""
 LONGER = 4
 """Each try is with completions so many times as long as the one before, as long as there is time."""
+OVERTIME_S = 10.0
+"""What is begun in time may go on so long behind it; where even the smallest steps would not end then, none is made."""
 MANY = 10**6
 """More steps than a bench makes: a short run's schedule has an end."""
 RATES, RATES_SHARE = 4, 0.1
@@ -234,6 +236,15 @@ class _Rig:
             torch.cuda.synchronize()
 
 
+def too_short(least: float) -> ConfigError:
+    """What is refused when even the smallest steps do not fit."""
+    return ConfigError(
+        f"--seconds is too short: the smallest measurement takes {least:.0f}s here",
+        "a figure of less than a step is a figure of something else",
+        f"--seconds {2 * least:.0f}, or fewer tasks_per_step and num_generations",
+    )  # fmt: skip
+
+
 def _measure(rig: _Rig, left: Callable[[], float], tell: Tell) -> tuple[list[_Round], list[_Round], list[_Round]]:
     """Steps of growing length, then whole ones and such with half of the rollouts, in turns, until the time is over.
 
@@ -249,7 +260,9 @@ def _measure(rig: _Rig, left: Callable[[], float], tell: Tell) -> tuple[list[_Ro
         tell(f"{found.rollouts} rollouts of {length} tokens: {found.seconds:.2g}s; {max(0.0, left()):.0f}s left")
         return found
 
-    step(tasks, siblings, min(SHORT, full))  # kernels are chosen, buffers and moments are made
+    warm_up = step(tasks, siblings, min(SHORT, full))  # kernels are chosen, buffers and moments are made
+    if 1.6 * warm_up.seconds > left() + OVERTIME_S:  # a whole one and a half one are the least
+        raise too_short(2.6 * warm_up.seconds)
     seen = [step(tasks, siblings, min(SHORT, full))]
     while seen[-1].length < full:
         longer = min(full, LONGER * seen[-1].length)
@@ -405,12 +418,8 @@ def _refuse_too_short(rig: _Rig, sizes: _Sizes, flops_s: float, seconds: float) 
     prompts = [len(rig.ready.prompts[task.id]) for task in islice(cycle(rig.ready.train), config.tasks_per_step)]
     tokens = sum(prompts) + config.rollouts_per_step * min(SHORT, config.max_completion_length)
     least = 3.5 * 4 * sizes.forward(tokens) / flops_s
-    if least > seconds:
-        raise ConfigError(
-            f"--seconds {seconds:g} with a step of {tokens} tokens at least",
-            f"the smallest measurement takes {least:.0f}s here, by its matrix products alone",
-            f"--seconds {2 * least:.0f}, or fewer tasks_per_step and num_generations",
-        )  # fmt: skip
+    if least > seconds + OVERTIME_S:
+        raise too_short(least)
 
 
 def _median(rounds: Sequence[_Round], name: str) -> float:
