@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,7 @@ from checkpoint_kit import make_tokenizer
 from learner_kit import make
 from transformers import AutoModelForCausalLM
 
-from surefoot.learner import grpo
+from surefoot.learner import grpo, sharding
 from surefoot.learner.sharding import OneRank, RankGroup, deal
 from surefoot.learner.tensor_file import whole, write_tensors
 from surefoot.maths.losses import LossSettings
@@ -116,8 +117,36 @@ def still(folder: Path, ranks: OneRank | None, tag: str) -> None:
         write_tensors(folder / f"weights-{tag}.safetensors", weights)
 
 
+def publish(folder: Path, ranks: OneRank | None, tag: str) -> None:
+    """Two versions: how many gathered tensors live at once, and that the second is where the first was."""
+    learner, samples = learner_of(folder, ranks), read_samples(folder)
+    places = {name: value.data_ptr() for name, value in learner.published()[0].items()}
+    learner.learn(samples)
+    living: set[int] = set()
+    most = 0
+    real = sharding.whole
+
+    def counted(tensor: Any) -> Any:
+        nonlocal most
+        found = real(tensor)
+        key = id(found)
+        living.add(key)
+        weakref.finalize(found, living.discard, key)
+        most = max(most, len(living))
+        return found
+
+    sharding.whole = counted
+    weights, version = learner.published()
+    assert version == 1
+    assert {name: value.data_ptr() for name, value in weights.items()} == places, "the engine's own memory"
+    again = learner.published()[0]
+    assert all(again[name] is value for name, value in weights.items()), "a version is gathered once"
+    (folder / f"most-{tag}-{learner.ranks.index}.json").write_text(json.dumps([most, len(weights)]))
+
+
 JOBS: dict[str, Callable[[Path, OneRank | None, str], None]] = {
     "step": step, "save": save, "resume": resume, "still": still,
+    "publish": publish,
 }  # fmt: skip
 
 
@@ -187,6 +216,16 @@ def _root_left_whole() -> None:
     RankGroup.shard = shard  # type: ignore[method-assign]
 
 
+def _all_at_once() -> None:
+    """Everything is gathered, then copied."""
+    real = sharding.gather_into
+
+    def gather_into(copies: Any, parts: Any, *, keep: bool) -> None:
+        real(copies, {name: sharding.whole(part.detach()) for name, part in parts.items()}, keep=keep)
+
+    grpo.gather_into = gather_into
+
+
 def _own_moments() -> None:
     """Resumed, every rank takes the first rows of the optimiser's memory."""
     real = RankGroup.part
@@ -197,4 +236,5 @@ BUGS: dict[str, Callable[[], None]] = {
     "local_denominators": _local_denominators, "own_norm": _own_norm, "dropped": _dropped_samples,
     "dropped_unseen": _dropped_unseen, "averaged": _averaged, "counted_twice": _counted_twice,
     "root_left_whole": _root_left_whole, "first_rows": _own_moments,
+    "all_at_once": _all_at_once,
 }  # fmt: skip

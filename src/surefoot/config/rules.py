@@ -38,7 +38,7 @@ _POSITIVE = (
     "num_tasks reward_timeout_s reward_workers max_steps tasks_per_step max_completion_length temperature "
     "adam_epsilon max_nonfinite_steps num_iterations importance_sampling_clip_max eval_tasks num_generations_eval "
     "logging_steps dead_channel_steps stall_timeout_s stop_timeout_s rollout_timeout_s weight_sync_steps runtime.engines "
-    "runtime.workers runtime.start_timeout_s runtime.restart_timeout_s max_turns tools.max_calls tools.call_timeout_s "
+    "runtime.workers runtime.learner_ranks runtime.start_timeout_s runtime.restart_timeout_s max_turns tools.max_calls tools.call_timeout_s "
     "tools.max_result_tokens tools.concurrency guard.min_evals guard.decline_patience guard.ema_alpha "
     "guard.min_entropy_ratio guard.saturation_patience repetition_cost lora.rank lora.alpha"
 ).split()
@@ -103,6 +103,7 @@ def _pair_problems(config: Config) -> Iterator[str]:
     yield from _wait_problems(config)
     yield from _schedule_problems(config)
     yield from _ray_problems(config)
+    yield from _rank_problems(config)
     yield from _tool_problems(config)
     yield from _dynamic_problems(config)
     yield from _stream_problems(config)
@@ -356,6 +357,33 @@ def _ray_problems(config: Config) -> Iterator[str]:
     yield from refused_values("engine.kind", f'"{engine.kind}"', facts.refuses, lambda key: attrgetter(key)(config))
     if not is_own(engine.kind) and facts.has_url != (engine.url is not None):
         yield f"engine.kind = {engine.kind!r} with engine.url = {engine.url!r}: an address goes with openai, always"
+
+
+def _rank_problems(config: Config) -> Iterator[str]:
+    """What a learner over several ranks does not do, and what would reserve GPUs for nobody."""
+    runtime = config.runtime
+    if runtime.learner_gpus > 1:
+        yield (
+            f"runtime.learner_gpus = {runtime.learner_gpus:g}: one process learns on one GPU, and the others would be "
+            'reserved for nobody; set it to 1, or run without Ray (runtime.kind = "local") with runtime.learner_ranks'
+        )
+    if runtime.learner_ranks <= 1:
+        return
+    ranks = f"runtime.learner_ranks = {runtime.learner_ranks}"
+    not_yet = {
+        'runtime.kind = "ray": on Ray the learner is one process; use "local"': runtime.kind == "ray",
+        'engine.kind = "vllm": both want the one process group of this process; use "embedded"': (
+            config.engine.kind == "vllm"
+        ),
+        "lora.rank: an adapter is trained on one rank; leave one of the two out": config.lora.rank is not None,
+        'dtype = "bfloat16": shards are float32; use dtype = "float32"': config.dtype != "float32",
+        f'optim = "{config.optim}": what it remembers is not cut; use optim = "adamw"': config.optim != "adamw",
+        "alpha_sdpo or beta_replay: these losses are computed on one rank; leave one of the two out": (
+            config.alpha_sdpo > 0 or config.beta_replay > 0
+        ),
+        'device = "mps": it has no collectives; use "cpu" or "cuda"': config.device == "mps",
+    }
+    yield from (f"{ranks} with {what}" for what, found in not_yet.items() if found)
 
 
 def _batch_problems(config: Config) -> Iterator[str]:

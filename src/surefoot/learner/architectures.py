@@ -125,6 +125,16 @@ def refuse_untrainable(config: Any) -> None:
         )
 
 
+def refuse_cut(beyond: tuple[str, ...], ranks: int) -> None:
+    """Raise for a model that is not plain on several ranks."""
+    if beyond and ranks > 1:
+        raise ModelError(
+            f"runtime.learner_ranks = {ranks} with a model that has {', '.join(beyond)}",
+            "its layers were never cut over ranks here and compared with one rank",
+            "leave runtime.learner_ranks out, or use one of " + ", ".join(PLAIN),
+        )
+
+
 def refuse_beyond(beyond: tuple[str, ...]) -> None:
     """Raise for a model that the embedded engine does not compute."""
     if beyond:

@@ -26,6 +26,7 @@ from surefoot.learner.architectures import (
     beyond_plain,
     context_of,
     refuse_beyond,
+    refuse_cut,
     refuse_untrainable,
     told,
 )
@@ -266,7 +267,7 @@ def _attention(source: str, kwargs: Mapping[str, str]) -> str | None:
     return attention_of(config.to_dict())
 
 
-def architecture_plan(model: str, *, base: Path, engine: str) -> tuple[str, ...]:
+def architecture_plan(model: str, *, base: Path, engine: str, ranks: int = 1) -> tuple[str, ...]:
     """What the model does beyond the plain decoder, by its config alone; refused as a run with that engine would be."""
     source, kwargs = _locate(model, base)
     if kwargs:
@@ -275,6 +276,7 @@ def architecture_plan(model: str, *, base: Path, engine: str) -> tuple[str, ...]
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         refuse_untrainable(config)
     found = beyond_plain(config)
+    refuse_cut(found, ranks)
     if engine == "embedded":
         refuse_beyond(found)
     line = told(config.model_type, found)

@@ -296,6 +296,7 @@ def gather_into(copies: Named, parts: Mapping[str, Tensor], *, keep: bool) -> No
             copies[name].copy_(found)
         elif keep:
             copies[name] = found
+        del found  # before the next one is gathered
 
 
 def plain_sums(sums: Sums) -> dict[str, float | int]:

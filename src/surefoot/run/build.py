@@ -14,9 +14,10 @@ import torch
 
 from surefoot.config import Config
 from surefoot.config.choices import engine_facts
-from surefoot.learner.architectures import attention_of, refuse_beyond
+from surefoot.learner.architectures import attention_of, refuse_beyond, refuse_cut
 from surefoot.learner.chat import ChatCodec
 from surefoot.learner.checkpoint import weights_of
+from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.model import Policy, resolve_device
 from surefoot.protocols import EngineInputs, Learner, ServingEngine, ToolSpec
 from surefoot.records import Task
@@ -26,6 +27,7 @@ from surefoot.run.inputs import Inputs
 from surefoot.run.model import Prepared, adapter_plan, check_own_code, make_learner, prepare, probe_tolerance
 from surefoot.runtime.async_queue import AsyncTaskQueue
 from surefoot.runtime.base import BaseRuntime
+from surefoot.runtime.learner_ranks import LedLearner
 from surefoot.runtime.local import LocalRolloutRunner, LocalRuntime
 from surefoot.runtime.requests import RolloutRequest, RolloutRunner, request_for
 from surefoot.runtime.rollout import RolloutCollector
@@ -303,6 +305,8 @@ class Parts:
     eval_sets: tuple[EvalSet, ...] = ()
     status: Callable[[], dict[str, Any]] | None = None
     """Who runs where, for `surefoot status`; None when all of it is this process."""
+    close_learner: Callable[[], None] = lambda: None
+    """Ends what the learner started in other processes."""
 
 
 def build(
@@ -334,8 +338,9 @@ def build(
             adapter_plan(config, base, adapter)
         ready = prepare(config, base, inputs, specs, None if toolkit is None else toolkit.routes)
         identity = run_fingerprint(ready, specs)  # before an adapter is put into the network
-        learner = make_learner(config, base, ready.policy, ready.codec, ready.train)
-        if adapter is not None and learner.adapter is not None:
+        learner, close_learner = _learner(config, base, ready, None if answer_only else logs)
+        stack.callback(close_learner)
+        if adapter is not None and isinstance(learner, GRPOLearner) and learner.adapter is not None:
             learner.adapter.load(adapter)
         spec = engine_spec(config, ready.policy, ready.engine_width, beside_learner=True, answer_only=answer_only)
         engine = spec.build()
@@ -359,8 +364,35 @@ def build(
     return Parts(
         policy, ready.codec, learner, runtime, ready.prompts,
         ready.train, ready.heldout, ready.left_out, ready.cramped, identity, ahead,
-        ready.eval_sets,
+        ready.eval_sets, close_learner=close_learner,
     )  # fmt: skip
+
+
+def _learner(
+    config: Config, base: Path, ready: Prepared, logs: Path | None
+) -> tuple[GRPOLearner | LedLearner, Callable[[], None]]:
+    """The learner of a run in this process, and what ends its other ranks; without `logs` it has none."""
+    size = config.runtime.learner_ranks
+    if size == 1 or logs is None:
+        return make_learner(config, base, ready.policy, ready.codec, ready.train), lambda: None
+    from surefoot.learner.sharding import RankGroup
+    from surefoot.runtime.learner_ranks import FollowerRanks, refuse_too_few_gpus
+
+    device = next(ready.policy.model.parameters()).device
+    refuse_cut(ready.policy.spec.beyond, size)
+    refuse_too_few_gpus(size, device.type)
+    others = FollowerRanks(
+        size, config.model_dump_json(), base, logs=logs, deadline_s=0.8 * config.stall_timeout_s,
+        start_timeout_s=config.runtime.start_timeout_s,
+    )  # fmt: skip
+    try:
+        others.join(device.type)
+        own = make_learner(config, base, ready.policy, ready.codec, ready.train, RankGroup(device))
+        others.joined()
+    except BaseException:
+        others.close()
+        raise
+    return LedLearner(own, others), others.close
 
 
 def run_fingerprint(ready: Prepared, tools: Sequence[ToolSpec] = ()) -> dict[str, str]:

@@ -172,7 +172,9 @@ def _with_model(
             f"device    {device}", "",
             f"estimate  unknown: {config.model} is not a folder on this machine, and a dry run does not download",
         ]  # fmt: skip
-    beyond = architecture_plan(config.model, base=loaded.base, engine=config.engine.kind)
+    beyond = architecture_plan(
+        config.model, base=loaded.base, engine=config.engine.kind, ranks=config.runtime.learner_ranks
+    )
     words = load_tokenizer(config.model, base=loaded.base)
     with in_users_words():
         codec = codec_of_words(config, loaded.base, words, recipe, tools.shown if tools else ())

@@ -35,6 +35,7 @@ from surefoot.learner.model import ModelTokenizer, Policy, empty_net, load_polic
 from surefoot.learner.own_code import own_loss, use_estimator
 from surefoot.learner.precision import require_precision
 from surefoot.learner.quantised import NONE, require_bitsandbytes
+from surefoot.learner.sharding import OneRank
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.preference import PreferencePair
 from surefoot.protocols import ToolSpec
@@ -53,13 +54,16 @@ from surefoot.tools.toolkits import ToolkitSpec
 # -- The learner of a run, built from its config; in this process or in one of its own ------------
 
 
-def make_learner(config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task]) -> GRPOLearner:
-    """The learner, with the losses beside the policy's."""
+def make_learner(
+    config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task], ranks: OneRank | None = None
+) -> GRPOLearner:
+    """The learner, with the losses beside the policy's; rank 0 of it, where there are several."""
     channels = _channels(config, base, policy, codec, train)
     policy, adapter = with_adapter(policy, lora_settings(config))
     return GRPOLearner(
-        policy.model, learner_settings(config, codec.pad_token_id), channels, policy.masters, policy.tokenizer, adapter
-    )
+        policy.model, learner_settings(config, codec.pad_token_id), channels, policy.masters, policy.tokenizer,
+        adapter, ranks,
+    )  # fmt: skip
 
 
 def lora_settings(config: Config) -> LoraSettings | None:

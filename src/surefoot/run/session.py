@@ -10,6 +10,7 @@ Read next: `store.py`, what is kept on disk; `resume.py`, the way back.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
@@ -45,6 +46,7 @@ from surefoot.rewards.pool import RewardPool
 from surefoot.run.arguments import refuse_missing, way_on
 from surefoot.run.guarding import calibration, calibration_lines, judge_first_value, make_guard
 from surefoot.run.inputs import NOTHING, FromPython, Inputs, read_inputs, sandbox_facts, weaker_words
+from surefoot.run.learner_rank import refuse_launcher
 from surefoot.run.outcome import (
     Outcome,
     best,
@@ -157,6 +159,7 @@ def drained(run: Steps) -> Outcome:
 
 def train_steps(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> Steps:
     """`train`, one step at a time; closed early, it leaves a run that can be resumed."""
+    refuse_launcher(os.environ)
     config = loaded.config
     with StopSignals(limit_s=config.stop_timeout_s) as stop:
         with stop.part("start"):
@@ -207,6 +210,7 @@ def resume_steps(
         max_steps: the run's new length; one that is over goes on from its last checkpoint.
         allow_code: code that lies in the run folder itself may be run.
     """
+    refuse_launcher(os.environ)
     folder = RunFolder.open(run_dir)
     config = load_run_config(folder).config
     over = final_verdict(folder, config)
@@ -347,6 +351,7 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
 
         parts = build(config, ctx.loaded.base, ctx.inputs, ctx.pool, keeper.folder.logs)
         ctx.cleanup.callback(_warn_of_egress, keeper.folder.logs, view)  # called after the next one
+        ctx.cleanup.callback(parts.close_learner)
         ctx.cleanup.callback(parts.runtime.close)
         if parts.status is not None:
             ctx.cleanup.enter_context(ctx.monitor.asking(parts.status))

@@ -131,6 +131,16 @@ def test_a_run_saved_on_two_ranks_goes_on_on_one_two_and_three(prepare: Callable
     assert plain == "LlamaForCausalLM"
 
 
+@pytest.mark.nightly
+def test_publishing_gathers_one_tensor_at_a_time_into_the_engines_memory(prepare: Callable[..., Path]) -> None:
+    folder = prepare("untied")
+    run_jobs(folder, "publish@2", "publish+all_at_once@2")
+    most = {path.stem: json.loads(path.read_text()) for path in folder.glob("most-*.json")}
+    assert most["most-2-0"][0] == most["most-2-1"][0] == 1
+    assert most["most-2-1"][1] == 0, "rank 1 keeps nothing"
+    assert most["most-2-all_at_once-0"][0] > 10, "planted"
+
+
 def make_net_of(folder: Path) -> Any:
     """What plain transformers makes of a checkpoint."""
     from transformers import AutoModelForCausalLM
