@@ -33,7 +33,7 @@ from surefoot_harness.system.process import Child
 HERE = Path(__file__).parent
 ORDER = (
     "startup", "plugin_startup", "check_cost", "guard_rates", "bisect_noise", "affected", "chunked_loss", "decode",
-    "end_to_end", "durability", "keeping", "sinks", "routing", "weight_sync",
+    "end_to_end", "durability", "keeping", "sinks", "routing", "weight_sync", "merge",
     "overlap", "long_tail", "tool_rollouts", "mcp_calls", "sandbox", "streaming",
     "near_duplicates", "learning",
 )  # fmt: skip
@@ -52,6 +52,7 @@ QUICK = {
     "sinks": ["--allow-dirty"],
     "routing": ["--quick"],
     "weight_sync": ["--millions", "40", "--pairs", "3", "--allow-dirty"],
+    "merge": ["--tiny", "--pairs", "3", "--allow-dirty"],
     "overlap": ["--quick"],
     "long_tail": ["--quick"],
     "tool_rollouts": ["--quick"],
