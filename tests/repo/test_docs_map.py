@@ -203,6 +203,7 @@ STARTERS = {
     "tools/mcp/process.py": "tool servers",
     "tools/python/foreign.py": "environments in another Python",
     "learner/rendering.py": "a child for chat templates",
+    "learner/precision.py": "a child for one product in bfloat16",
     "tracking/sinks.py": "one per sink",
     "runtime/ray/cluster.py": "on Ray: engines",
     "demo/hack.py": "`surefoot demo hack`",

@@ -154,6 +154,7 @@ class Adapter:
         quantised: QuantisedBase | None = None,
     ) -> None:  # fmt: skip
         self.settings = settings
+        _check_held(settings, quantised)
         plain = dict(net.named_parameters())
         self.base_model = str(getattr(net, "name_or_path", "") or "")
         self.quantised = quantised
@@ -368,6 +369,15 @@ def _another_base(folder: Path, told: str, own: str) -> StateError:
         "an adapter is a difference to the very weights that it was trained beside; beside others it means nothing",
         "bring back those weights, or start a new run",
     )
+
+
+def _check_held(settings: LoraSettings, quantised: QuantisedBase | None) -> None:
+    if (settings.quantization == NONE) != (quantised is None):
+        held = "in full" if quantised is None else "packed"
+        raise InvariantError(
+            f"quantization = {settings.quantization}, and the base is held {held}",
+            "a checkpoint would say of its base what it was not", "nothing was trained; report this with the config",
+        )  # fmt: skip
 
 
 def _otherwise_held(folder: Path, how: str) -> StateError:

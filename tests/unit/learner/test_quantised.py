@@ -218,6 +218,14 @@ def test_the_reference_is_what_comes_back_and_the_packed_bytes_never_change() ->
         adapter.check_base()
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_planted_base_that_is_not_held_as_the_settings_say_is_refused(packed: bool) -> None:
+    net = make_net("llama", seed=0)
+    base = quantise(net, (), torch.float32) if packed else None
+    with pytest.raises(InvariantError, match=f"the base is held {'packed' if packed else 'in full'}"):
+        Adapter(net, dataclasses.replace(QLORA, quantization="none" if packed else "nf4"), quantised=base)
+
+
 def test_fused_kernels_leave_such_a_network_to_its_own_modules() -> None:
     learner, _ = learner_of()
     assert any("lora" in reason for reason in why_not_fused(learner.net, on_cpu=True))
