@@ -6,7 +6,10 @@ The planted bugs differ from the first run in one thing each.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,38 @@ def test_planted_bytes_that_come_back_as_their_neighbours_never_become_a_model(t
     assert ran.code == 1, ran.err
     assert "does not come back from four bits" in ran.err
     assert not (ran.run / "checkpoints").exists() or not list((ran.run / "checkpoints").iterdir())
+
+
+SAYS = """
+import sys
+from pathlib import Path
+import torch
+from surefoot.learner.lora import LoraSettings, with_adapter
+from surefoot.learner.model import load_policy
+settings = LoraSettings(4, 8.0, ("all-linear",), quantization=sys.argv[1])
+with_adapter(load_policy("pebble", base=Path(), device="cpu", dtype="float32", lora=settings), settings)
+from peft.import_utils import is_bnb_available
+print("bitsandbytes" in sys.modules, is_bnb_available())
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("kind", "said"), [("none", "False True"), ("nf4", "True True")])
+def test_bitsandbytes_is_imported_for_four_bits_alone_and_never_looks_for_programs(
+    kind: str, said: str, tmp_path: Path
+) -> None:
+    """A package `kernels` that is there would be asked for programs from a hub while bitsandbytes is imported."""
+    (tmp_path / "kernels.py").write_text(
+        "from pathlib import Path\n\ndef get_kernel(*_, **__):\n    Path(__file__).with_name('asked').touch()\n"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "harness/src"), str(tmp_path)])}
+    done = subprocess.run(
+        [sys.executable, "-c", SAYS, kind], env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[-2] == said
+    assert "Failed to load" not in done.stderr
+    assert not (tmp_path / "asked").exists()
 
 
 # -- what is left -------------------------------------------------------------------------------------

@@ -17,9 +17,10 @@ Read next: `grpo.py`, who steps it; `checkpoint.py`, its state beside the optimi
 from __future__ import annotations
 
 import importlib.util
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -404,7 +405,8 @@ def _refuse_other_scale(manifest: Manifest, own: Mapping[str, Any]) -> None:
 def _inject(net: Any, settings: LoraSettings) -> Any:
     """The network with an adapter, in PEFT's wrapper; the modules of `net` itself are replaced."""
     require_peft()
-    with absent("bitsandbytes"):  # PEFT would import it wherever it is installed: a second, for layers that nobody has
+    # PEFT would import it wherever it is installed: a second, for layers that nobody has.
+    with nullcontext() if "bitsandbytes" in sys.modules else absent("bitsandbytes"):
         model = _injected(net, settings)
     from peft import import_utils
 

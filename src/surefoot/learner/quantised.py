@@ -215,21 +215,24 @@ def _check(name: str, given: Tensor, layer: QuantisedLinear) -> None:
 
 
 @contextmanager
-def absent(*names: str) -> Iterator[None]:
-    """Inside this an import of these packages fails, as where they are not there; what is imported already stays."""
+def absent(name: str) -> Iterator[None]:
+    """Inside this an import of the package fails, as where it is not installed."""
     modules: dict[str, Any] = sys.modules
-    hidden = [name for name in names if name not in modules]
-    modules.update(dict.fromkeys(hidden))
+    before = {name: modules[name]} if name in modules else {}
+    modules[name] = None
     try:
         yield
     finally:
-        for name in hidden:
-            del modules[name]
+        del modules[name]
+        modules.update(before)
 
 
 @cache
 def _package() -> Any:
-    """bitsandbytes' functions. Where the package `kernels` is installed it fetches programs from a hub: not here."""
+    """bitsandbytes' functions. Where the package `kernels` is installed it fetches programs from a hub: not here.
+
+    transformers imports that package too, so it is hidden from this import even where it is there already.
+    """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of those programs, which nobody needs
     with absent("kernels"):
         from bitsandbytes import functional

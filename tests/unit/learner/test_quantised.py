@@ -18,6 +18,7 @@ from surefoot.learner.checkpoint import capture, load_training_checkpoint
 from surefoot.learner.fused_forward import why_not_fused
 from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.lora import Adapter, LoraSettings, plan_adapter
+from surefoot.learner.model import Policy, load_policy
 from surefoot.learner.quantised import BLOCK, BYTES_PER_WEIGHT, QuantisedLinear, chosen, quantise, weights_sha256
 from surefoot.maths.checksums import checksums
 
@@ -133,6 +134,25 @@ def test_every_linear_layer_but_the_output_is_packed_and_what_comes_back_is_the_
     assert held == pytest.approx(full * BYTES_PER_WEIGHT, rel=0.02)
     in_memory = sum(p.nbytes for p in net.parameters()) + sum(b.nbytes for b in net.buffers())
     assert in_memory < sum(p.nbytes for p in plain.parameters()) - 3 * full, "and the whole weights are gone"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_loaded_model_takes_the_memory_that_is_promised(dtype: str) -> None:
+    """The loader that every run uses; what is left beside the packed bytes are embeddings and norms."""
+    keys: dict[str, Any] = {"base": Path(), "device": "cpu", "dtype": dtype}
+    packed, plain = load_policy("pebble", lora=QLORA, **keys), load_policy("pebble", **keys)
+    assert packed.quantised is not None
+
+    def held(policy: Policy) -> int:
+        return sum(each.nbytes for each in (*policy.model.parameters(), *policy.model.buffers()))
+
+    width = {"float32": 4, "bfloat16": 2}[dtype]
+    entries = sum(each.entries for each in packed.quantised.layers.values())
+    assert entries > 1_000_000
+    assert held(plain) - held(packed) == pytest.approx(entries * (width - BYTES_PER_WEIGHT), rel=1e-3)
+    assert next(iter(packed.quantised.layers.values())).weight.dtype == getattr(torch, dtype)
+    names = [name for name in (packed.masters or {}) if name.endswith("_proj.weight")]
+    assert names == [], "no float32 copy of what is packed is left either"
 
 
 def test_what_is_trained_whole_is_not_packed() -> None:
