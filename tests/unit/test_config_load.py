@@ -336,6 +336,18 @@ def test_every_key_is_dumped_and_described() -> None:
     assert len(all_keys()) == fields - len(tables)
 
 
+def test_own_code_typed_on_the_command_line_lies_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "own.py").write_text("def mine(*words, **keys):\n    return None\n")
+    monkeypatch.chdir(tmp_path / "here")
+    words = ["loss_type=own.py:mine", "guard.rules=['decline', 'own.py:mine']", "reward_funcs=['own.py:mine']"]
+    config = load_config(write(tmp_path, HEAD), words).config
+    typed = str(tmp_path / "here" / "own.py") + ":mine"
+    assert (config.loss_type, config.guard.rules, config.reward_funcs) == (typed, ("decline", typed), (typed,))
+
+
 # -- evaluation sets ------------------------------------------------------------
 
 

@@ -428,3 +428,18 @@ def test_headings_are_those_of_the_source(tmp_path: Path) -> None:
     source = Path(config.__file__).read_text(encoding="utf-8")
     written = re.findall(r"^    # -- ([^-]+?) -+\n    (\w+):", source, flags=re.MULTILINE)
     assert {key: heading for heading, key in written} == GROUPS
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["epsilon-high"], {"epsilon_high", "delta"}),
+        (["penalty", "reference"], {"beta", "reference_sync_steps"}),
+        (["group_size"], {"num_generations"}),
+    ],
+    ids=["its name, or it is mentioned", "every word is in its help", "what others call it"],
+)
+def test_a_search_finds_a_key_by_its_name_by_its_help_and_by_what_others_call_it(
+    words: list[str], keys: set[str]
+) -> None:
+    assert {line.partition(" = ")[0] for line in foreign.search(words) if " = " in line} == keys
