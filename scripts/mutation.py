@@ -147,8 +147,10 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, str, str]]:
             yield node, _with(node, "op", ARITHMETIC[type(node.op)]()), ""
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             yield node, f"({ast.unparse(node.operand)})", ""
-        elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
-            yield node, repr(not node.value if isinstance(node.value, bool) else node.value + 1), ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
+            other = not node.value if isinstance(node.value, bool) else node.value + 1
+            if other != node.value:  # 1e100 + 1 is 1e100
+                yield node, repr(other), ""
         elif isinstance(node, ast.If | ast.IfExp | ast.While) and not isinstance(node.test, ast.Constant):
             yield node.test, "False", ""
         elif isinstance(node, ast.Call):

@@ -68,6 +68,7 @@ def test_wires_are_cut_and_words_are_left_alone() -> None:
     assert not [name for name in names if "Prices" in name or "below nothing ->" in name]
     quiet = 'def f():\n    """Words."""\n    failpoint("here")\n\n\n__all__ = ["f"]\n'
     assert mutants_of("quiet.py", quiet) == []
+    assert [each.now for each in mutants_of("numbers.py", "x = 1e100, 2.0, True\n")] == ["3.0", "False"]
 
 
 @pytest.mark.usefixtures("tools")

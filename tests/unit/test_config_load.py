@@ -381,6 +381,8 @@ def test_more_said_of_one_set_adds_up_in_any_order() -> None:
     ("words", "said"),
     [
         (["eval_sets=3"], "must be a table of sets, NAME ="),
+        (["eval_sets.a/b=x.jsonl"], "a set called 'a/b'"),
+        (["eval_sets.heldout=x.jsonl"], "a set called 'heldout'"),
         (["eval_sets={a=3, b={x=1}}"], 'eval_sets.a = 3: must be text or a table; write a = "FILE"'),
         (["eval_sets={a=3, b={x=1}}"], "eval_sets.b has no tasks"),
         (["eval_sets={a=3, b={x=1}}"], "unknown key eval_sets.b.x; a set takes tasks, metric, num_tasks, seed, reward"),
