@@ -26,7 +26,9 @@ def train(words: Sequence[str]) -> int:
     loaded = _load(words)
     from surefoot import run as assemble
     from surefoot.report.console import open_view
+    from surefoot.system.memory import own_this_process
 
+    own_this_process()
     view = open_view(loaded.config.max_steps)
     try:
         outcome = assemble.train(loaded, view=view)
@@ -42,7 +44,9 @@ def resume(run: Path, words: Sequence[str], *, allow_code: bool = False) -> int:
     from surefoot.report.console import open_view
     from surefoot.run.store import load_run_config
     from surefoot.storage.run_folder import RunFolder
+    from surefoot.system.memory import own_this_process
 
+    own_this_process()
     view = open_view(max_steps or load_run_config(RunFolder.open(run)).config.max_steps)
     try:
         outcome = assemble.resume(run, view=view, max_steps=max_steps, allow_code=allow_code)

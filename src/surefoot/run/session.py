@@ -77,6 +77,7 @@ from surefoot.storage.lock import RunLock
 from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import assert_same_run, recorded_facts
 from surefoot.system.heartbeat import last_heartbeat
+from surefoot.system.memory import importing
 from surefoot.system.signals import StopRequested, StopSignals
 from surefoot.system.text import printable
 from surefoot.tracking.process_logs import attempts_of, hosts_of
@@ -347,7 +348,8 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
     view.start([*ctx.loaded.notes, *plan, *guarded, *border, *keeper.notes()])
     with stop.part("start"):
         failpoint("session.before_build")
-        from surefoot.run.build import build  # torch: after the plan is on the screen
+        with importing():
+            from surefoot.run.build import build  # torch: after the plan is on the screen
 
         parts = build(config, ctx.loaded.base, ctx.inputs, ctx.pool, keeper.folder.logs)
         ctx.cleanup.callback(_warn_of_egress, keeper.folder.logs, view)  # called after the next one
