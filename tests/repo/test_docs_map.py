@@ -205,6 +205,7 @@ STARTERS = {
     "learner/rendering.py": "a child for chat templates",
     "learner/precision.py": "a child for one product in bfloat16",
     "tracking/sinks.py": "one per sink",
+    "runtime/learner_ranks.py": "further ranks of the learner",
     "runtime/ray/cluster.py": "on Ray: engines",
     "demo/hack.py": "`surefoot demo hack`",
     "run/memory_profile.py": "one per row of `surefoot memory`",

@@ -14,6 +14,7 @@ from fleet_kit import FakeTransport, until
 
 from surefoot.config import RuntimeConfig
 from surefoot.errors import ConfigError, FleetError, LearnerStartError, SecurityError
+from surefoot.report.plan import batch_arithmetic
 from surefoot.runtime.ray import cluster, runtime
 from surefoot.runtime.replicas import ReplicaLostError, ReplicaSupervisor
 from surefoot.runtime.specs import EmbeddedEngineSpec, WorkerSpec
@@ -117,6 +118,8 @@ def test_as_many_ranks_as_were_asked_for_share_the_learner(
 
     monkeypatch.setattr(learner_ranks, "FollowerRanks", none_come)
     loaded = configure(runtime__learner_ranks=3)
+    assert "learner   3 ranks share weights, optimiser and samples (FSDP2)" in batch_arithmetic(loaded.config)
+    assert not any("ranks" in line for line in batch_arithmetic(configure().config))
     inputs = read_inputs(loaded.config, loaded.base)
     with pytest.raises(LearnerStartError, match="no rank came"):
         build(loaded.config, loaded.base, inputs, None, logs=tmp_path)  # type: ignore[arg-type]
