@@ -1,6 +1,6 @@
 """Any causal language model: a tiny one of every family takes a GRPO step, and is scored as it scores itself.
 
-Three a day, all of them at night. The plants: a row that reaches its neighbour, and an output layer without its scaling.
+Two a day, all of them at night. The plants: a row that reaches its neighbour, and an output layer without its scaling.
 """
 
 from __future__ import annotations
@@ -12,13 +12,23 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, make_family, save_family, table, written
-from transformers import AutoModelForCausalLM
+from families import FAMILIES, make_config, make_family, save_family, table, written
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from surefoot.engines.transformers_engine import TransformersEngine
 from surefoot.errors import ModelError, NumericsError
 from surefoot.learner import any_forward
-from surefoot.learner.architectures import ALONE, PADDED, PLAIN, attention_of, rows_together, told
+from surefoot.learner.architectures import (
+    ALONE,
+    PADDED,
+    PLAIN,
+    UNBOUNDED,
+    attention_of,
+    beyond_plain,
+    context_of,
+    rows_together,
+    told,
+)
 from surefoot.learner.forward import score_batch
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
 from surefoot.learner.lora import Adapter, LoraSettings
@@ -93,7 +103,7 @@ def check_gradient(net: Any, samples: list[TrainSample]) -> None:
     net.zero_grad(set_to_none=True)
 
 
-@pytest.mark.turns(18)
+@pytest.mark.turns(27)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_takes_a_step_that_is_its_own_and_is_kept(name: str, tmp_path: Path) -> None:
     policy = load(save_family(name, tmp_path / "model"))
@@ -127,6 +137,16 @@ def test_what_nobody_tested_is_scored_one_by_one(name: str, tmp_path: Path) -> N
     step(engine, learner, policy)
 
 
+def test_a_context_ends_where_frequencies_would_change() -> None:
+    """Beyond it a token's position would be another one for the length of the whole text, the answer included."""
+    assert (context_of(make_config("phi3")), context_of(make_config("phi3_long"))) == (256, 128)
+    llama = make_config("llama")
+    llama.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert beyond_plain(llama) == (f"rope_parameters = {llama.rope_parameters}",)
+    assert context_of(llama) == 256
+    assert context_of(AutoConfig.for_model("mamba")) == UNBOUNDED
+
+
 def test_what_sees_the_tokens_after_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"architecture 'bert'.* other probabilities in a batch than alone"):
         load(save_family("bert", tmp_path / "model"))
@@ -142,8 +162,6 @@ def test_an_adapter_that_would_pass_matrices_by_is_refused(family: str) -> None:
 
 
 def test_the_table_of_architectures_names_what_was_tested_and_nothing_else() -> None:
-    from transformers import AutoConfig
-
     assert table() == written(), "run: python tests/support/families.py"
     made = {AutoConfig.for_model(family.model_type).model_type for family in FAMILIES.values()}
     assert made == PADDED | set(PLAIN)

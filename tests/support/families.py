@@ -42,6 +42,10 @@ _MLA = dict(
     n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, n_shared_experts=1, first_k_dense_replace=1,
     n_group=1, topk_group=1,
 )  # fmt: skip
+_LONG = dict(
+    rope_type="longrope", rope_theta=1e4, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[4.0] * 4,
+    original_max_position_embeddings=128,
+)  # fmt: skip
 _MAMBA2 = dict(
     mamba_chunk_size=16,
     mamba_n_heads=8,
@@ -64,6 +68,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family("gemma2", dict(head_dim=8, sliding_window=6, query_pre_attn_scalar=8)),
     "gemma3": Family("gemma3_text", dict(head_dim=8, sliding_window=6, query_pre_attn_scalar=8)),
     "phi3": Family("phi3"),
+    "phi3_long": Family("phi3", dict(rope_parameters=_LONG, original_max_position_embeddings=128)),
     "phi": Family("phi"),
     "olmo": Family("olmo"),
     "olmo2": Family("olmo2"),

@@ -401,12 +401,12 @@ def test_threads_follow_the_machine_and_the_run_keeps_the_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that goes on elsewhere computes with as many as it began with; the built-in one has two everywhere."""
-    monkeypatch.setattr("surefoot.config.load.usable_cores", lambda: 7)
+    monkeypatch.setattr("surefoot.config.usable_cores", lambda: 7)
     (tmp_path / "a.toml").write_text('model = "pebble"\ntasks = "builtin:sums"\n')
     begun = load_config(tmp_path / "a.toml")
     assert begun.config.threads == 7
     (tmp_path / "kept.toml").write_text(config_text(begun.resolved))
-    monkeypatch.setattr("surefoot.config.load.usable_cores", lambda: 3)
+    monkeypatch.setattr("surefoot.config.usable_cores", lambda: 3)
     assert load_config(tmp_path / "kept.toml").config.threads == 7
     assert load_config(tmp_path / "a.toml", ["threads=5"]).config.threads == 5
     assert load_config(None).config.threads == 2

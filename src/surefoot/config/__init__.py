@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from surefoot.config import rules as config_rules
 from surefoot.config.choices import ENGINES, ESTIMATORS, LOSSES, RULES, loss_facts, own_text
+from surefoot.system.processors import usable_cores
 
 # -- The tables of a config, `[engine]` to `[guard]`, and the types that every key is made of -----
 # Owns       names, types and defaults of keys in tables; `config.py` has those outside.
@@ -37,6 +38,7 @@ def _number(value: object) -> object:
 
 
 Int = Annotated[int, BeforeValidator(_number), Field(strict=True)]
+Threads = Annotated[Int, AfterValidator(lambda count: count or usable_cores()), Field(validate_default=True)]
 Float = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False)]
 
 
@@ -342,7 +344,7 @@ class Config(Table):
     seed: Int = 0
     """The one seed: task order, every rollout's stream and evaluation derive from it."""
 
-    threads: Int = 0
+    threads: Threads = 0
     """Torch threads; 0 takes the machine's cores that this process may use, at most 8, and the run keeps the number. Part of the result: another count gives other last bits."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -24,7 +24,6 @@ from surefoot.config.keys import ALIASES, SETS, all_keys, allowed, hint, nearest
 from surefoot.config.rules import BUILTIN as BUILTIN_NAME
 from surefoot.config.rules import BUILTIN_MODELS
 from surefoot.errors import ConfigError
-from surefoot.system.processors import usable_cores
 
 # -- Values become a `Config`, or every problem at once -------------------------------------------
 # Owns       unknown keys, aliases, types in plain words, ranges and pairs, with the place each value came from.
@@ -129,7 +128,7 @@ class Draft:
                     self.problem(self._place_of(line), line)
         if self.problems or config is None:
             raise self._error()
-        return config if config.threads else config.model_copy(update={"threads": usable_cores()})
+        return config
 
     def _typed(self) -> Config | None:
         """Validate; keys of the wrong type are reported, then replaced so that the rest can be judged too."""

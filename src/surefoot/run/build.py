@@ -340,7 +340,7 @@ def build(
         identity = run_fingerprint(ready, specs)  # before an adapter is put into the network
         learner, close_learner = _learner(config, base, ready, None if answer_only else logs)
         stack.callback(close_learner)
-        if adapter is not None and isinstance(learner, GRPOLearner) and learner.adapter is not None:
+        if adapter is not None and learner.adapter is not None:
             learner.adapter.load(adapter)
         spec = engine_spec(config, ready.policy, ready.engine_width, beside_learner=True, answer_only=answer_only)
         engine = spec.build()

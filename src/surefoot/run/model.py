@@ -46,7 +46,6 @@ from surefoot.run.tasks import LargePrompts, pair_rows, within
 from surefoot.runtime.requests import Sampling
 from surefoot.runtime.weights import LONG, TOKENS
 from surefoot.system.memory import keep_freed_memory
-from surefoot.system.processors import usable_cores
 from surefoot.tools.parsing import FORMS, TOOL_CALL, parse_calls
 from surefoot.tools.session import tools_of
 from surefoot.tools.toolkits import ToolkitSpec
@@ -291,7 +290,7 @@ class Prepared:
 
 def set_determinism(config: Config) -> None:
     """Threads and kernels: part of the result, so set in one place. Bit-equal repeats are promised on the CPU."""
-    torch.set_num_threads(config.threads or usable_cores())
+    torch.set_num_threads(config.threads)
     torch.use_deterministic_algorithms(resolve_device(config.device) == "cpu")
     keep_freed_memory()
 

@@ -291,6 +291,9 @@ def _gone(cause: str, kind: type[LearnerLostError]) -> LearnerLostError:
 class LedLearner:
     """`protocols.Learner` on several ranks: every call is one of all of them."""
 
+    adapter: Adapter | None = None
+    """None: the config refuses one on several ranks."""
+
     def __init__(self, own: GRPOLearner, ranks: FollowerRanks) -> None:
         self.own, self.ranks = own, ranks
         self._one = threading.Lock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def largest_gap(net: Any, asked: list[Request], answers: list[Completion], *, be
     return max(gaps)
 
 
-@pytest.mark.turns(18)
+@pytest.mark.turns(27)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_sampled_has_the_models_own_probability(name: str) -> None:
     net = make_family(name)
@@ -78,6 +79,16 @@ def test_a_rollout_says_the_same_in_any_company(make_net: Any) -> None:
     alone = [engine.generate([request])[0] for request in asked]
     turned = engine.generate(asked[::-1])[::-1]
     assert together == alone == turned, "somebody else's rows changed what a rollout says"
+
+
+def test_planted_siblings_that_share_one_cache_are_seen(make_net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first eight have said would be in the memory of the others."""
+    engine, asked = engine_of(make_net()), [ask(str(i), seed=i, stop=200) for i in range(12)]
+    alone = [engine.generate([request])[0] for request in asked]
+    assert engine.generate(asked) == alone
+    monkeypatch.setattr(transformers_engine, "copy", SimpleNamespace(deepcopy=lambda held: held))
+    with pytest.raises((AssertionError, RuntimeError, ValueError)):
+        assert engine.generate(asked) == alone, "nobody reached anybody"
 
 
 def test_new_weights_hold_for_the_next_token_of_everybody(make_net: Any) -> None:
