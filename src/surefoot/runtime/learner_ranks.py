@@ -46,6 +46,7 @@ from surefoot.system.process import Child
 
 if TYPE_CHECKING:
     from surefoot.learner.grpo import GRPOLearner
+    from surefoot.learner.lora import Adapter
 
 T = TypeVar("T")
 ANSWER_CAP = 1 << 24
