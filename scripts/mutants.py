@@ -119,10 +119,10 @@ def is_open(mutant: Mutant, found: dict[tuple[str, str], Found], args: argparse.
     row = found.get(key(mutant))
     if row is None:
         return True
-    if row["killed"] or row.get("reason"):
-        return False
+    if row["killed"] or args.again:
+        return not row["killed"]
     partly = row["how"] != GREEN and row["chosen"] > row["ran"]
-    return bool(args.again or (partly and args.near is None))
+    return bool(partly and args.near is None and not row.get("reason"))
 
 
 def row_of(outcome: Outcome, commit: str) -> Found:
@@ -229,7 +229,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=120.0, help="after these no further mutant is begun")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds for the tests of one mutant")
     parser.add_argument("--near", type=float, metavar="SECONDS", help="per mutant only the nearest tests, so long")
-    parser.add_argument("--again", action="store_true", help="try survivors without a reason once more")
+    parser.add_argument("--again", action="store_true", help="try every survivor once more")
     parser.add_argument("--copies", type=int, default=2, help="how many mutants at a time")
     parser.add_argument("--write", action="store_true", help="write docs/mutants.json and docs/mutants.md")
     return parser.parse_args(words)
