@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ANSWER_CAP = 1 << 24
 LAST_WORDS_S = 5.0
+DYING_S = 2.0
 """How long the other ranks may take to say why they ended, once it is known that one has."""
 SAID = 20
 """Lines of a rank's log in an error."""
@@ -218,7 +219,9 @@ class FollowerRanks:
         """
         wait(self._answers.values(), LAST_WORDS_S if own is None or isinstance(own, Exception) else 0.0)
         told = {index: _answer(each) for index, each in self._answers.items()}
-        killed = {index: child.poll() for index, child in self.children.items()}
+        # Whose pipe has ended is about to be gone: its connections close before the system has its exit code.
+        ending = {index for index, answer in told.items() if isinstance(answer, BaseException)}
+        killed = {i: child.wait(DYING_S) if i in ending else child.poll() for i, child in self.children.items()}
         words = {index: self._last_lines(index) for index in self.children}
         self.end()
         failure = self._typed(own, told, killed, words, kind)
