@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ANSWER_CAP = 1 << 24
 LAST_WORDS_S = 5.0
-DYING_S = 2.0
 """How long the other ranks may take to say why they ended, once it is known that one has."""
+DYING_S = 2.0
+"""How long one whose pipe has ended may take to have an exit code."""
 SAID = 20
 """Lines of a rank's log in an error."""
 
