@@ -443,3 +443,11 @@ def test_a_search_finds_a_key_by_its_name_by_its_help_and_by_what_others_call_it
     words: list[str], keys: set[str]
 ) -> None:
     assert {line.partition(" = ")[0] for line in foreign.search(words) if " = " in line} == keys
+
+
+@pytest.mark.parametrize(("word", "value"), [("true", True), (" False ", False)])
+def test_a_word_for_true_or_false_is_answered_as_the_value_itself(word: str, value: bool) -> None:
+    told = [
+        row.hint(typed=True) for each in (word, value, not value) if (row := foreign.answer("dataset_streaming", each))
+    ]
+    assert told[0] == told[1] != told[2]
