@@ -320,7 +320,7 @@ REFUSED: list[tuple[dict[str, Any], type[SurefootError], str, str]] = [
     ({"model": Page()}, ModelError, "model is an object of type Page", "a hub name"),
     ({"processing_class": Page()}, ConfigError, "processing_class with model='pebble'", "leave it out"),
     ({"args": GRPOConfig(2e-5, 50, False)}, ConfigError, "args is a GRPOConfig",
-     "surefoot.train(..., learning_rate=2e-05, max_steps=50)"),
+     "surefoot.train(..., learning_rate=2e-05, max_steps=50, gradient_checkpointing=False)"),
     ({"args": {"max_steps": 3}}, ConfigError, "args is a mapping", "**args"),
     ({"callbacks": [Page()]}, ConfigError, "callbacks is not taken", "surefoot.prepare"),
     ({"peft_config": Page()}, ConfigError, "peft_config is a", "give a LoraConfig of PEFT"),
