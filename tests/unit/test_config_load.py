@@ -291,6 +291,18 @@ def test_another_key_leaves_the_target_alone() -> None:
     assert load_config(None, ["seed=5"]).config.target_value == 0.85
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("model: x\n---\nmodel: y\n", "a.yaml: more than one YAML document"), ("- 1\n", "a.yaml is not a table of keys")],
+)
+def test_what_yaml_reads_and_we_refuse_is_not_called_bad_yaml(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert caught.value.what == says
+
+
 # -- text again -----------------------------------------------------------------
 
 
