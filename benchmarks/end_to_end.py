@@ -152,7 +152,7 @@ def run_gpu_cell(name: str, args: argparse.Namespace, folder: Path, journal: Jou
 
     world = folder / name.partition(":")[2]
     if not world.is_dir():
-        write_world(world, layers=args.layers or {"135m": 30, "0.5b": 28}[world.name], shape=world.name, tasks=64)
+        write_world(world, layers=args.layers, shape=world.name, tasks=64)
         lines = (world / "tasks.jsonl").read_text(encoding="utf-8").splitlines()
         (world / "tasks.json").write_text(json.dumps([json.loads(line)["prompt"] for line in lines]))
     here, label = Path(__file__).parent, "before" if args.against else "cuda_kernels = false"
@@ -212,6 +212,10 @@ def side_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--plain", action="store_true", help="ours without the fused path; nothing in TRL")
     parser.add_argument("--continuous-batching", action="store_true", help="TRL's own; ours has no other way")
+    parser.add_argument("--micro", type=int, default=0, help="rows of one of TRL's microbatches; 0: the whole step")
+    parser.add_argument("--bf16-weights", action="store_true", help="TRL without float32 masters")
+    parser.add_argument("--lora", type=int, default=0, help="rank of an adapter on every linear layer; 0: all weights")
+    parser.add_argument("--checkpointing", action="store_true", help="activations are computed again")
     return parser.parse_args()
 
 

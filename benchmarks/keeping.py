@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from load import Load, LoadProbe
 from method import Journal
@@ -43,8 +43,6 @@ NOTE = (
     "seconds that the loop spends on journal, ledger, fsync, hashing and checkpoints, per second of training, in one "
     f"run through `surefoot train`; with checkpoints means one every {SAVE_S / 60:g} minutes, the default."
 )
-WORDS = 49_149
-"""SmolLM2's 49,152 entries, less three special ones."""
 
 
 @dataclass(frozen=True)
@@ -119,35 +117,56 @@ def measure(cell: Cell, folder: Path, journal: Journal, *, allow_dirty: bool) ->
 # -- SmolLM2-135M's shape, without its weights ----------------------------------------------------------
 
 
-def write_world(folder: Path, *, layers: int, tasks: int = 400, shape: str = "135m") -> None:
+class Shape(NamedTuple):
+    """A model's dimensions, for made-up weights."""
+
+    kind: str
+    """Of `transformers`: its configuration class."""
+    vocab: int
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head: int
+
+
+SHAPES = {
+    "135m": Shape("LlamaConfig", 49_152, 30, 576, 1536, 9, 3, 64),
+    "0.5b": Shape("Qwen3Config", 151_936, 28, 1024, 3072, 16, 8, 128),
+    "tiny": Shape("Qwen3Config", 512, 2, 32, 64, 4, 2, 8),
+}
+"""SmolLM2-135M's, Qwen3-0.6B's, and one that a processor steps in no time."""
+
+
+def write_world(folder: Path, *, layers: int = 0, tasks: int = 400, shape: str = "135m", words: int = 48) -> None:
     """A model folder of that shape with random weights, a tokenizer of as many words, tasks and a reward.
 
     Args:
-        shape: SmolLM2-135M's, or "0.5b": a Qwen3 shape with a vocabulary of 151,936.
+        layers: fewer than the shape has, for a trial.
+        words: of each prompt; a word is a token.
     """
     import torch
+    import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 
-    count = WORDS if shape == "135m" else 151_933
-    words = {name: number for number, name in enumerate(["<pad>", "<unk>", "<end>", *(f"w{n}" for n in range(count))])}
-    kernel = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    one = SHAPES[shape]
+    entries = [f"w{n}" for n in range(one.vocab - 3)]
+    vocabulary = {name: number for number, name in enumerate(["<pad>", "<unk>", "<end>", *entries])}
+    kernel = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     kernel.pre_tokenizer = pre_tokenizers.Whitespace()
     special = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<end>"}
-    PreTrainedTokenizerFast(tokenizer_object=kernel, **special).save_pretrained(folder / "model")
-    kind, numbers = LlamaConfig, (576, 1536, 9, 3, 64)
-    if shape != "135m":
-        kind, numbers = Qwen3Config, (1024, 3072, 16, 8, 128)
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    config = kind(
-        **dict(zip(names, numbers, strict=True)), vocab_size=len(words), num_hidden_layers=layers,
-        max_position_embeddings=2048, rope_theta=100_000.0, tie_word_embeddings=True, pad_token_id=0, bos_token_id=None,
-        eos_token_id=2,
+    transformers.PreTrainedTokenizerFast(tokenizer_object=kernel, **special).save_pretrained(folder / "model")
+    config = getattr(transformers, one.kind)(
+        hidden_size=one.hidden, intermediate_size=one.intermediate, num_attention_heads=one.heads,
+        num_key_value_heads=one.kv_heads, head_dim=one.head, vocab_size=one.vocab,
+        num_hidden_layers=layers or one.layers, max_position_embeddings=2048, rope_theta=100_000.0,
+        tie_word_embeddings=True, pad_token_id=0, bos_token_id=None, eos_token_id=2,
     )  # fmt: skip
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
     dice = random.Random(0)
-    lines = [{"id": f"t{n}", "prompt": " ".join(f"w{dice.randrange(WORDS)}" for _ in range(48))} for n in range(tasks)]
+    lines = [{"id": f"t{n}", "prompt": " ".join(dice.choices(entries, k=words))} for n in range(tasks)]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "reward.py").write_text(
         "import zlib\n\n\ndef grade(prompts, completions, **columns):\n"

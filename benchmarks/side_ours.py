@@ -63,7 +63,7 @@ class Turns:
         self.facts["work"]["groups_without_signal"] = metrics["frac_reward_zero_std"]
         before, self.row = self.row, first_row(self.parts.policy.model)
         self.facts["work"]["weights_moved"] = before != self.row
-        for name in ("grad_norm", "timing/collect", "timing/learn", "timing/publish"):
+        for name in ("grad_norm", "timing/collect", "timing/learn", "timing/merge", "timing/publish"):
             self.facts[name] = metrics.get(name)
 
 
@@ -89,9 +89,10 @@ def main() -> None:
     """Wire the product and run its loop until the parent has seen enough."""
     args = side_arguments()
     gate = Gate()
-    config = make_config(
-        args.cell, args.model, args.threads, args.device, **({"cuda_kernels": False} if args.plain else {})
-    )
+    more: dict[str, Any] = {"cuda_kernels": False} if args.plain else {}
+    more |= {"lora": {"rank": args.lora}} if args.lora else {}
+    more |= {"gradient_checkpointing": True} if args.checkpointing else {}
+    config = make_config(args.cell, args.model, args.threads, args.device, **more)
     rows = [{"prompt": [{"role": "user", "content": text}]} for text in json.loads(args.tasks.read_text())]
     inputs = read_inputs(config, Path.cwd(), FromPython(rows, [reward]))
     with RewardPool(inputs.functions, workers=config.reward_workers, timeout_s=60.0) as pool:

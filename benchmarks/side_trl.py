@@ -7,20 +7,24 @@ import json
 import tempfile
 from typing import Any
 
-from end_to_end import GENERATIONS, LEARNING_RATE, Cell, fingerprint, first_row, reward, side_arguments
+from end_to_end import GENERATIONS, LEARNING_RATE, fingerprint, first_row, reward, side_arguments
 from sides import Gate
 
 
-def config_values(cell: Cell, threads: int, continuous_batching: bool) -> dict[str, Any]:
+def config_values(args: argparse.Namespace) -> dict[str, Any]:
     """Every number that also stands in `side_ours.py`, and what TRL's guide says to set for speed."""
+    cell, cuda = args.cell, args.device == "cuda"
+    rows = args.micro or cell.rollouts
     return {
-        "per_device_train_batch_size": cell.rollouts, "gradient_accumulation_steps": 1, "num_generations": GENERATIONS,
+        "per_device_train_batch_size": rows, "gradient_accumulation_steps": cell.rollouts // rows,
+        "num_generations": GENERATIONS,
         "max_completion_length": cell.tokens, "generation_kwargs": {"min_new_tokens": cell.tokens},
         "temperature": 1.0, "learning_rate": LEARNING_RATE, "lr_scheduler_type": "constant", "weight_decay": 0.0,
         "max_grad_norm": 1.0, "optim": "adamw_torch_fused", "loss_type": "dapo", "beta": 0.0, "scale_rewards": "group",
-        "gradient_checkpointing": False, "bf16": False, "use_cpu": True, "shuffle_dataset": False, "max_steps": 10_000,
-        "use_transformers_continuous_batching": continuous_batching, "logging_strategy": "no", "save_strategy": "no",
-        "report_to": [], "disable_tqdm": True, "seed": 0, "dataloader_pin_memory": False,
+        "gradient_checkpointing": args.checkpointing, "bf16": cuda, "use_cpu": not cuda, "shuffle_dataset": False,
+        "use_transformers_continuous_batching": args.continuous_batching, "logging_strategy": "no",
+        "save_strategy": "no", "max_steps": 10_000, "report_to": [], "disable_tqdm": True,
+        "seed": 0, "dataloader_pin_memory": False,
     }  # fmt: skip
 
 
@@ -60,15 +64,31 @@ def make_trainer(args: argparse.Namespace, values: dict[str, Any], scratch: str,
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             output = super()._generate_and_score_completions(inputs)
             seen["facts"] = proof_of(output, seen["rewards"])
+            seen["facts"]["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30 if args.device == "cuda" else 0.0
             return output
 
-    rows = [{"prompt": [{"role": "user", "content": text}]} for text in json.loads(args.tasks.read_text())]
+    tokenizer, texts = (
+        AutoTokenizer.from_pretrained(args.model, padding_side="left"),
+        json.loads(args.tasks.read_text()),
+    )
+    chat = tokenizer.chat_template is not None
+    rows = [{"prompt": [{"role": "user", "content": text}] if chat else text} for text in texts]
+    dtype = torch.bfloat16 if args.bf16_weights else torch.float32
     return Watched(
-        model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, attn_implementation="sdpa"),
-        processing_class=AutoTokenizer.from_pretrained(args.model, padding_side="left"),
+        model=AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, attn_implementation="sdpa"),
+        processing_class=tokenizer,
         reward_funcs=marks, train_dataset=Dataset.from_list(rows),
-        args=GRPOConfig(output_dir=scratch, **values),
+        args=GRPOConfig(output_dir=scratch, **values), peft_config=adapter(args.lora),
     )  # fmt: skip
+
+
+def adapter(rank: int) -> Any:
+    """As ours is by default: every linear layer, scaled by two; None trains all weights."""
+    if not rank:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def main() -> None:
@@ -78,7 +98,7 @@ def main() -> None:
     from transformers import TrainerCallback
 
     seen: dict[str, Any] = {}
-    values = config_values(args.cell, args.threads, args.continuous_batching)
+    values = config_values(args)
 
     class Turns(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

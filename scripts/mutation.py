@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ast
 import copy
-import random
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +38,8 @@ class Mutant(NamedTuple):
     now: str
     start: int
     end: int
+    around: str
+    """A digest of the function that it is in: the same edit of the same function has been tried before."""
 
     @property
     def name(self) -> str:
@@ -49,25 +53,51 @@ class Mutant(NamedTuple):
 
 
 def sample(root: Path, files: list[Path], count: int, seed: int) -> list[Mutant]:
-    """`count` mutants, each file given as many as it has places, in an order that only the seed decides."""
-    every = [each for path in sorted(files) for each in mutants_of(path.relative_to(root).as_posix(), path.read_text())]
-    return random.Random(seed).sample(every, min(count, len(every)))
+    """`count` mutants of all places alike, in an order that the seed and each mutant's own name decide.
+
+    So the sample of a tree in which little has changed is nearly the same sample: what was found can be kept.
+    """
+    texts = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in sorted(files)}
+    every = [each for name, text in texts.items() for each in mutants_of(name, text)]
+    ordered = sorted(every, key=lambda each: hashlib.sha256(f"{seed} {each.name}".encode()).digest())
+    return list(islice((each for each in ordered if _compiles(each.applied(texts[each.path]))), count))
 
 
 def mutants_of(name: str, text: str) -> list[Mutant]:
-    """Every mutant of one file; each of them can be compiled and differs from the file."""
+    """Every mutant of one file; each differs from the file, and no two have one name."""
     tree = ast.parse(text)
     starts, functions = _line_starts(text), _functions(tree)
-    found = []
+    digests = _digests(tree, text)
+    found, names = [], Counter[str]()
     for node, now, said in _changes(tree):
         start = starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
         end = starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
         was = text.encode("utf-8")[start:end].decode("utf-8")
         what = said or f"{_short(was)} -> {_short(now)}"
         line = node.lineno  # type: ignore[attr-defined]
-        mutant = Mutant(name, functions.get(line, "(module)"), what, line, now, start, end)
-        if was != now and _compiles(mutant.applied(text)):
-            found.append(mutant)
+        function = functions.get(line, "(module)")
+        mutant = Mutant(name, function, what, line, now, start, end, digests.get(function, ""))
+        if was != now:
+            names[mutant.name] += 1
+            again = names[mutant.name]
+            found.append(mutant if again == 1 else mutant._replace(what=f"{what} ({again})"))
+    return found
+
+
+def _digests(tree: ast.Module, text: str) -> dict[str, str]:
+    """A digest of the text of every function or class, by its full name, and of the rest of the file."""
+    lines = text.splitlines()
+    found: dict[str, str] = {"(module)": hashlib.sha256(text.encode()).hexdigest()[:12]}
+
+    def visit(node: ast.AST, inside: tuple[str, ...]) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = (*inside, node.name)
+            own = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+            found[".".join(inside)] = hashlib.sha256(own.encode()).hexdigest()[:12]
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside)
+
+    visit(tree, ())
     return found
 
 
@@ -117,8 +147,10 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, str, str]]:
             yield node, _with(node, "op", ARITHMETIC[type(node.op)]()), ""
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             yield node, f"({ast.unparse(node.operand)})", ""
-        elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
-            yield node, repr(not node.value if isinstance(node.value, bool) else node.value + 1), ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float):
+            other = not node.value if isinstance(node.value, bool) else node.value + 1
+            if other != node.value:  # 1e100 + 1 is 1e100
+                yield node, repr(other), ""
         elif isinstance(node, ast.If | ast.IfExp | ast.While) and not isinstance(node.test, ast.Constant):
             yield node.test, "False", ""
         elif isinstance(node, ast.Call):

@@ -22,6 +22,7 @@ import ast
 import datetime
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -370,6 +371,7 @@ def main(words: Sequence[str] | None = None) -> int:
         chosen = [part for part in known if any(word in part.name for word in (asked.parts or "").split(","))]
         if not chosen:
             raise FiguresError(f"no part is called like {asked.parts}; --list names them")
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `run` ends what it started
         head = "" if asked.parts else state()[0]
         return 1 if run_parts(in_turn(chosen, night, age, head, long), known, asked.minutes) else 0
     except (FiguresError, OSError) as error:

@@ -375,6 +375,7 @@ class Run:
 def step_metrics(run: Run, report: StepReport) -> Metrics:
     """What the learner says of its step; how many parameter tensors changed, until some have."""
     metrics = dict(report.metrics) | {"version": float(report.version), "steps_refused": float(not report.applied)}
+    metrics |= {"memory/peak": float(report.memory_peak)} if report.memory_peak else {}
     for name, word in run.datasets.items():
         metrics[f"datasets/{word}/trained_rows"] = float(report.trained_rows.get(name, 0))
     updates = run.learner.facts.parameter_updates

@@ -48,6 +48,8 @@ class DecoderSpec:
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_head: bool = True
+    beyond: tuple[str, ...] = ()
+    """What the model computes that these numbers do not say; then only `vocab` and `max_positions` are sure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,8 @@ class StepReport:
     """Warnings for a person: what happened in this step, and what to do about it."""
     trained_rows: Mapping[str, int] = field(default_factory=dict)
     """Data set -> samples of it that were scored and carried loss."""
+    memory_peak: int = 0
+    """Most bytes in use since the step before: on a GPU torch's allocator, elsewhere the process since its start."""
 
 
 Scored = tuple[tuple[int, ...], tuple[int, ...]]

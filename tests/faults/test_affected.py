@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from affected_kit import Toy
+
+import surefoot_harness
 
 FILES = {
     "pkg/__init__.py": "",
@@ -88,6 +91,20 @@ def test_planted_selector_that_ignores_worker_records_misses_them(toy: Toy) -> N
     assert not {"test_subprocess", "test_killed_child"} & set(
         toy.affected("tests/test_toy.py", "--deselect", "tests/test_toy.py::test_pool")
     )
+
+
+@pytest.mark.turns(5)
+def test_what_the_tool_itself_reads_between_tests_chooses_nothing(tmp_path: Path) -> None:
+    """Our own repository: the tool lies in the project it looks at, and importing it is no reading of every file."""
+    toy = Toy(
+        tmp_path, {"test_a.py": "import surefoot_harness.plugin\n\n\ndef test_a():\n    pass\n", "other.py": "X = 1\n"}
+    )
+    shutil.copytree(Path(surefoot_harness.__file__).parent, tmp_path / "surefoot_harness")
+    assert toy.pytest(source=str(tmp_path)).ran == {"test_a": "passed"}
+    toy.edit("other.py", "X = 1", "X = 2")
+    assert toy.pytest(source=str(tmp_path)).ran == {}
+    toy.edit("surefoot_harness/plugin.py", "from __future__", "import string\nfrom __future__")
+    assert toy.pytest(source=str(tmp_path), affected=False).code != 0, "it is the copy that runs"
 
 
 def test_names_win_and_an_empty_match_is_not_a_pass(toy: Toy) -> None:

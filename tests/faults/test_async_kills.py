@@ -36,6 +36,8 @@ CASES = {
     "journal only": Case("ahead, journal only", AHEAD | {"save_steps": 0, "save_minutes": 0.0, "save_best": False}),
     "two passes": Case("ahead, two passes", AHEAD | {"num_iterations": 2, "save_steps": 2}),
     "seldom synced": Case("ahead, seldom synced", AHEAD | {"weight_sync_steps": 2, "save_steps": 2}),
+    "adapter": Case("ahead, LoRA", AHEAD | {"lora": {"rank": 4}, "save_steps": 3}),
+    "four bits": Case("ahead, QLoRA", AHEAD | {"lora": {"rank": 4}, "quantization": "nf4", "save_steps": 3}),
 }
 STOP_S = 10.0
 """What is promised of every stop, with the default stop_timeout_s."""
@@ -48,6 +50,8 @@ KILLS = [
     ("journal only", "loop.after_learn=kill@6"), ("journal only", "batches.before_compose=kill@5"),
     ("journal only", "ledger.after_event=kill@25"), ("two passes", "loop.after_learn=kill@5"),
     ("seldom synced", "loop.after_publish=kill@3"),
+    pytest.param("adapter", "loop.after_learn=kill@5", marks=pytest.mark.nightly),
+    pytest.param("four bits", "loop.after_learn=kill@5", marks=pytest.mark.nightly),
 ]  # fmt: skip
 
 

@@ -272,8 +272,8 @@ HEAVY = {
     "no end token at all": Heavy(edit("tokenizer_config.json", eos_token=None), MINE, 4, ("no end token",)),
     "an end token outside the model": Heavy(edit("config.json", eos_token_id=[2, 500]), MINE, 4, ("[500]", "103 rows")),
     "an architecture nobody knows": Heavy(edit("config.json", model_type="nonsense"), MINE, 4, ("nonsense",)),
-    "an architecture we do not have": Heavy(edit("config.json", model_type="gemma"), MINE, 4, ("'gemma'", "llama")),
-    "an activation we do not have": Heavy(edit("config.json", hidden_act="gelu"), MINE, 4, ("hidden_act = gelu",)),
+    "an architecture we do not have": Heavy(edit("config.json", model_type="t5"), MINE, 4, ("'t5'", "an encoder")),
+    "an activation nobody knows": Heavy(edit("config.json", hidden_act="nonsense"), MINE, 4, ("nonsense",)),
     "weights of another model": Heavy(edit("config.json", vocab_size=90), MINE, 4, ("ModelError",)),
     "weights that do not fill the model": Heavy(
         edit("config.json", num_hidden_layers=5), MINE | dict(preflight_tasks=0), 4, ("ModelError", "layers.4")),

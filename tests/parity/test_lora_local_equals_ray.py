@@ -12,12 +12,16 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.turns(5, together=T
 STEPS = ["max_steps=6", "learning_rate=3e-3", "beta=0.01", "lora.rank=8"]
 
 
-def test_an_adapter_is_trained_and_merged_in_another_process_bit_for_bit_as_in_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", ["none", pytest.param("nf4", marks=pytest.mark.nightly)])
+def test_an_adapter_is_trained_and_merged_in_another_process_bit_for_bit_as_in_one(base: str, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the ray extra")
+    if base == "nf4":
+        pytest.importorskip("bitsandbytes", reason="needs the extra quantization")
     words = [word for word in TINY if not word.startswith("runtime.")]
-    local = surefoot("train", *words, *STEPS, cwd=tmp_path, run="local")
+    told = [*STEPS, f"quantization={base}"]
+    local = surefoot("train", *words, *told, cwd=tmp_path, run="local")
     assert local.code == 0, local.out + local.err
-    with ray_run(tmp_path / "ray", *STEPS) as run:
+    with ray_run(tmp_path / "ray", *told) as run:
         code, said = run.end()
     assert code == 0, said
     here, there = numbers(local.metrics), numbers(run.metrics)

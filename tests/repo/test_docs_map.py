@@ -203,9 +203,12 @@ STARTERS = {
     "tools/mcp/process.py": "tool servers",
     "tools/python/foreign.py": "environments in another Python",
     "learner/rendering.py": "a child for chat templates",
+    "learner/precision.py": "a child for one product in bfloat16",
     "tracking/sinks.py": "one per sink",
+    "runtime/learner_ranks.py": "further ranks of the learner",
     "runtime/ray/cluster.py": "on Ray: engines",
     "demo/hack.py": "`surefoot demo hack`",
+    "run/memory_profile.py": "one per row of `surefoot memory`",
 }
 """Every module outside the harness that starts processes, and what the page on the architecture calls them."""
 

@@ -17,7 +17,14 @@ import pytest
 from repo_tree import PACKAGE, ROOT
 
 PAGE = ROOT / "docs" / "extending.md"
-ISSUED = {"a loss type": 3, "a verifier kind": 3, "a built-in reward": 3, "an engine": 2, "a config key": 2}
+ISSUED = {
+    "a loss type": 3,
+    "a verifier kind": 3,
+    "a built-in reward": 3,
+    "an engine": 2,
+    "an environment": 2,
+    "a config key": 2,
+}
 """The most files that each may need."""
 
 Edit = tuple[str, str, str]
@@ -58,6 +65,36 @@ class TwinSpec:
 def spec(inputs: EngineInputs) -> TwinSpec:
     """For the table of engines."""
     return TwinSpec(inputs)
+'''
+LOBBY = '''"""A room with one bell."""
+
+from __future__ import annotations
+
+from surefoot.protocols import Toolkit
+from surefoot.tools.python.environments import EnvironmentToolkit
+
+
+class Lobby:
+    """Its reward is what nobody did."""
+
+    def reset(self, **row: object) -> None:
+        """Nothing has rung."""
+        self.rung = 0
+
+    def ring(self) -> str:
+        """Ring the bell."""
+        self.rung += 1
+        return "a bell"
+
+    def get_reward(self) -> float:
+        """Silence pays."""
+        return 0.25 if self.rung == 0 else 0.5
+
+
+def lobby(_: str) -> Toolkit:
+    """For the table of environments."""
+    print("the lobby was built")
+    return EnvironmentToolkit(Lobby)
 '''
 ADDED: dict[str, list[Edit]] = {
     "a loss type": [
@@ -114,6 +151,13 @@ ADDED: dict[str, list[Edit]] = {
         ("engines/NEW.py", "", ENGINE),
         ("config/choices.py", '    "vllm": EngineFacts(', '    "twin": EngineFacts(makes="surefoot.engines.NEW:spec"),\n'),
     ],
+    "an environment": [
+        ("tools/python/NEW.py", "", LOBBY),
+        (
+            "config/choices.py", '    "reasoning_gym": EnvironmentFacts(',
+            '    "lobby": EnvironmentFacts(makes="surefoot.tools.python.NEW:lobby"),\n',
+        ),
+    ],
     "a guard rule": [
         ("config/choices.py", "decline gap kl", "seen_enough "),
         (
@@ -164,6 +208,10 @@ rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b), "verifier_type": "backward
 outcome = surefoot.train(tasks=rows, max_steps=1, output_dir="one", encores=2, guard={"mode": "off"}, **keys)
 steps = [json.loads(line) for line in open("one/metrics.jsonl")]
 assert len([row for row in steps if "learning_rate" in row]) == 1, steps
+surefoot.train(tasks=rows, max_steps=1, output_dir="room", tools={"environment": "lobby", "in_prompt": False}, max_turns=2,
+               guard={"mode": "off"}, **keys)
+played = [json.loads(line) for file in Path("room/rollouts").glob("step_*.jsonl") for line in open(file)]
+assert {row["own_reward"] for row in played if row["failure"] is None} & {0.25, 0.5}, played
 try:
     surefoot.train(tasks=rows, max_steps=6, eval_steps=1, output_dir="two", reward_funcs="builtin:short",
                    guard={"rules": ["decline", "seen_enough"], "min_evals": 1}, **keys)
@@ -259,6 +307,7 @@ def test_one_of_each_added_in_those_files_alone_is_used_by_a_run(tmp_path: Path)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-5000:]
     assert "ALL USED" in ran.stdout
     assert "the twin was built" in ran.stdout
+    assert "the lobby was built" in ran.stdout
 
 
 @pytest.mark.slow

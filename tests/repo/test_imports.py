@@ -27,7 +27,21 @@ print("\\n".join(failed))
 sys.exit(bool(failed))
 """
 CHANGES = {"insert", "append", "extend", "remove", "pop", "clear", "reverse", "sort"}
-EXTRAS = ("ray", "vllm", "trl", "datasets", "peft", "accelerate", "mcp", "wandb", "reasoning_gym", "pyarrow", "gguf")
+EXTRAS = (
+    "ray",
+    "vllm",
+    "trl",
+    "datasets",
+    "peft",
+    "torchao",
+    "bitsandbytes",
+    "accelerate",
+    "mcp",
+    "wandb",
+    "reasoning_gym",
+    "pyarrow",
+    "gguf",
+)
 TRAINER = (
     "surefoot",
     "torch",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from repo_tree import HARNESS, PACKAGE, PACKAGES, ROOT, SRC, Source, parse, sources
 
-HEAVY = ("accelerate", "peft", "ray", "transformers", "trl", "vllm")
+HEAVY = ("accelerate", "bitsandbytes", "peft", "ray", "torchao", "transformers", "trl", "vllm")
 
 
 def lint(root: Path) -> subprocess.CompletedProcess[str]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import figure_rows
 import night
+import psutil
 import pytest
 from figure_rows import MAX_AGE, FiguresError
 from night import Night, Part, counted, estimate, in_turn, parts, problems, run_parts, together, with_records
@@ -232,3 +235,29 @@ def test_slices_leave_no_test_out_and_none_twice(tree: Path) -> None:
         assert 0 < len(mine) < 12, done.stdout
         ran += mine
     assert len(ran) == len(set(ran)) == 12
+
+
+STOPPED = """
+import subprocess, sys, time
+sys.path[:0] = ["scripts"]
+import night
+from surefoot.system.process import Child
+
+def run_parts(*_):
+    with Child.start([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        print(child.pid, flush=True)
+        child.wait(60)
+    return 0
+
+night.run_parts = run_parts
+sys.exit(night.main(["--parts", "test_kills"]))
+"""
+
+
+def test_a_night_that_is_told_to_end_leaves_no_test_running() -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPPED], cwd=ROOT, stdout=subprocess.PIPE, text=True) as asked:
+        assert asked.stdout is not None
+        under_way = int(asked.stdout.readline())
+        asked.terminate()
+        assert asked.wait(30) == 128 + signal.SIGTERM
+    assert not psutil.pid_exists(under_way)

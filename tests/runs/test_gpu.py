@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import SHORT, surefoot
@@ -75,3 +76,59 @@ def test_a_bfloat16_run_on_a_gpu_is_resumed_with_its_masters(tmp_path: Path) -> 
     resumed = surefoot("train", "--resume", "run", cwd=tmp_path, run="", fresh=True)
     assert resumed.code == 0, resumed.err
     assert (tmp_path / "run/checkpoints/step_6/training/masters.safetensors").exists()
+
+
+@pytest.mark.gpu("learn")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_beside_four_bits_learns_on_a_gpu_as_on_a_cpu(dtype: str, tmp_path: Path) -> None:
+    """What is packed is packed on the CPU, so the base is the same to the last bit, and a look at it there is allowed."""
+    pytest.importorskip("bitsandbytes", reason="needs the extra quantization")
+    words = [
+        "lora.rank=16",
+        "quantization=nf4",
+        "learning_rate=1e-3",
+        f"dtype={dtype}",
+        "eval_tasks=400",
+        "eval_steps=24",
+    ]
+    ran = surefoot("train", *words, "max_steps=24", "device=cuda", cwd=tmp_path, fresh=True)
+    assert ran.code == 0, ran.err
+    first, last = (m["eval_accuracy"] for m in ran.metrics if "eval_accuracy" in m)
+    assert last > first + 0.1
+    bound = {"float32": 1e-4, "bfloat16": 0.2}[dtype]
+    assert next(m for m in ran.metrics if "reward" in m)["sampling/sampling_logp_difference/max"] < bound
+    merged = surefoot("export", "run", "--merged", "--out", "merged", cwd=tmp_path, fresh=True)
+    assert merged.code == 0, merged.err
+    planted = surefoot(
+        "train", *words, "max_steps=2", "device=cuda", cwd=tmp_path, run="planted", planted="engines_get_the_file",
+        fresh=True,
+    )  # fmt: skip
+    assert planted.code == 78, planted.err
+
+
+@pytest.mark.gpu("learn")
+def test_a_base_in_four_bits_takes_the_gpu_memory_that_is_promised(tmp_path: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from surefoot.learner.quantised import BYTES_PER_WEIGHT, quantise
+
+    pytest.importorskip("bitsandbytes", reason="needs the extra quantization")
+    net = LlamaForCausalLM(
+        LlamaConfig(vocab_size=64, hidden_size=1024, intermediate_size=4096, num_hidden_layers=4, num_attention_heads=8)
+    )
+    base = quantise(net, (), torch.bfloat16)
+    before = torch.cuda.memory_allocated()
+    base.move("cuda")
+    entries = sum(each.entries for each in base.layers.values())
+    assert torch.cuda.memory_allocated() - before == pytest.approx(entries * BYTES_PER_WEIGHT, rel=0.01)
+    for layer in base.layers.values():
+        assert torch.equal(layer.weight.cpu(), quantise_again(layer)), "as a CPU has it"
+
+
+def quantise_again(layer: Any) -> Any:
+    """What the same bytes come back as on a CPU."""
+    from surefoot.learner.quantised import _unpack
+
+    flat = _unpack(layer.packed.cpu(), layer.scales.cpu())[: layer.entries]
+    return flat.view(layer.out_features, layer.in_features).to(layer.dtype)

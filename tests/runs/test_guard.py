@@ -133,7 +133,7 @@ def rollouts(ran: Ran, step: int) -> list[dict[str, Any]]:
 
 def numbers(ran: Ran) -> list[dict[str, float]]:
     """Every logged number but the guard's own and those that a clock made."""
-    clocks = ("killswitch/", "timing/", "step_time", "tokens_per_second")
+    clocks = ("killswitch/", "timing/", "step_time", "tokens_per_second", "memory/peak")
     return [{name: value for name, value in row.items() if not name.startswith(clocks)} for row in ran.metrics]
 
 

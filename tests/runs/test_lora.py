@@ -139,6 +139,35 @@ def test_the_whole_built_in_run_reaches_its_target_with_an_adapter(tmp_path: Pat
     assert max(row["sampling/sampling_logp_difference/max"] for row in steps(ran)) < 1e-3
 
 
+AHEAD = ["max_staleness=2", "importance_sampling_correction=true"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("more", [[], ["weight_sync_steps=2"], ["quantization=nf4"]], ids=["", "seldom synced", "nf4"])
+def test_sampling_ahead_learns_with_an_adapter_too(more: list[str], tmp_path: Path) -> None:
+    """Engines hold copies then: the merged weights of the next version are made while they sample from the last."""
+    if more == ["quantization=nf4"]:
+        pytest.importorskip("bitsandbytes", reason="needs the extra quantization")
+    words = [word for word in LEARNS if not word.startswith("target_value=")]
+    ran = surefoot("train", *words, *AHEAD, *more, "target_value=0.36", cwd=tmp_path)
+    assert ran.code == 0, ran.out[-2000:] + ran.err
+    rows = steps(ran)
+    assert max(row["async/staleness_max"] for row in rows) >= 1, "sampling went on while the learner learned"
+    assert all(0 <= row["sync/probe_gap"] < 1e-4 for row in rows if "sync/probe_gap" in row)
+    last = [m for m in ran.metrics if "eval_accuracy" in m][-1]["eval_accuracy"]
+    assert last >= 0.36
+    assert accuracy(surefoot("eval", "run", cwd=tmp_path)) == last
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("planted", ["adapter_stays_home", "torn_copy"])
+def test_planted_sync_that_lies_is_caught_while_sampling_goes_ahead(planted: str, tmp_path: Path) -> None:
+    ran = surefoot("train", *QUICK, *AHEAD, "max_steps=6", cwd=tmp_path, planted=planted)
+    assert ran.code not in (0, 2, 70), ran.err
+    assert ran.verdict["executed_steps"] <= 2
+    assert "probe" in ran.err or "disagree" in ran.err or "does not hold version" in ran.err
+
+
 # -- what is left: an adapter, and a model on request ---------------------------------------------------
 
 
@@ -396,9 +425,9 @@ def test_a_peft_config_from_python_is_the_table(tmp_path: Path) -> None:
 def test_what_a_peft_config_leaves_open_is_what_peft_takes_for_every_model_that_is_trained_here() -> None:
     from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as THEIRS
 
-    from surefoot.learner.model import SUPPORTED
+    from surefoot.learner.architectures import PLAIN
 
-    assert {tuple(THEIRS[kind]) for kind in SUPPORTED} == {DEFAULT_TARGETS}
+    assert {tuple(THEIRS[kind]) for kind in PLAIN} == {DEFAULT_TARGETS}
 
 
 def test_every_field_that_is_taken_arrives() -> None:

@@ -28,7 +28,8 @@ CHECKS = {
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("nightly") / "repository"
-    shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for code in ("src", "harness/src"):
+        shutil.copytree(ROOT / code, root / code, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "suites", root / "suites")
     (root / ".gitignore").write_text("__pycache__/\n")
     who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]

@@ -96,8 +96,18 @@ def far(first: Ran, second: Ran) -> float:
 
 def test_the_dry_run_prints_what_precision_costs(tmp_path: Path) -> None:
     said = {d: surefoot("train", "--dry-run", f"dtype={d}", cwd=tmp_path, run="").out for d in ("float32", "bfloat16")}
-    lines = {d: {line[:33].strip(): line[33:].strip() for line in text.splitlines()} for d, text in said.items()}
+    lines = {d: {line[:34].strip(): line[34:].strip() for line in text.splitlines()} for d, text in said.items()}
     assert "float32 masters" not in lines["float32"]
     assert lines["bfloat16"]["float32 masters"] == lines["bfloat16"]["gradients"] == lines["float32"]["weights"]
-    assert lines["bfloat16"]["Adam states"] == lines["float32"]["Adam states"]
+    assert lines["bfloat16"]["optimiser states"] == lines["float32"]["optimiser states"]
     assert lines["bfloat16"]["engine copy"] == lines["bfloat16"]["weights"] != lines["float32"]["weights"]
+
+
+def test_a_processor_that_dies_of_bfloat16_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    """The same words with float32 go on, and so does the process that asked."""
+    dead = train(tmp_path, "dtype=bfloat16", planted="no_bfloat16")
+    assert dead.code == 2, dead.err
+    assert "dtype = bfloat16 on device cpu: a product ends its process (signal 4)" in dead.err
+    assert not dead.run.exists(), "a refused start takes its folder back"
+    dry = surefoot("train", "--dry-run", "device=cpu", "dtype=bfloat16", cwd=tmp_path, planted="no_bfloat16", run="")
+    assert dry.code == 2, dry.err

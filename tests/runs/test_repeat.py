@@ -6,7 +6,7 @@ from pathlib import Path
 
 from command import Ran, surefoot
 
-CLOCKED = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share")
+CLOCKED = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share", "memory/peak")
 WORDS = ["max_steps=4", "tasks_per_step=4", "eval_tasks=40", "eval_steps=2", "num_tasks=1000"]
 FEW = ["max_steps=3", "tasks_per_step=4", "eval_tasks=20", "num_tasks=1000"]
 

@@ -29,7 +29,7 @@ MARKS = {
 EVERYWHERE = [pytest.param(name, id=name, marks=MARKS[name]) for name in RUNTIMES]
 RAY_AT_NIGHT = pytest.param("ray", id="ray", marks=[pytest.mark.ray, pytest.mark.nightly])
 """By day these claims are tried on Ray with vLLM (`make test-vllm`)."""
-CLOCKED = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share", "async/wait_s")
+CLOCKED = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share", "async/wait_s", "memory/peak")
 TINY = ["tasks_per_step=4", "eval_tasks=20", "max_completion_length=8"]
 
 

@@ -20,7 +20,7 @@ KEYS: dict[str, Any] = {
     "tasks": ROWS, "max_steps": 4, "tasks_per_step": 2, "num_generations": 4, "max_completion_length": 4, "threads": 1,
     "eval_tasks": 4, "eval_steps": 2, "preflight_tasks": 0, "reward_workers": 1, "learning_rate": 1e-3, "device": "cpu",
 }  # fmt: skip
-CLOCKS = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share")
+CLOCKS = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share", "memory/peak")
 
 
 def score(completions: list[str], answer: list[str], **_: Any) -> list[float]:

@@ -37,10 +37,11 @@ class Toy(ProjectFolder):
     def __init__(self, root: Path, files: dict[str, str]) -> None:
         super().__init__(root, {"pytest.ini": "[pytest]\npythonpath = .\n", **files})
 
-    def pytest(self, *words: str, plugins: tuple[str, ...] = (), affected: bool = True) -> Said:
-        env = {**os.environ, "PYTHONPATH": SOURCE, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "NO_COLOR": "1"}
+    def pytest(self, *words: str, plugins: tuple[str, ...] = (), affected: bool = True, source: str = SOURCE) -> Said:
+        env = {**os.environ, "PYTHONPATH": source, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "NO_COLOR": "1"}
         env.pop("PYTEST_ADDOPTS", None)
-        loaded = [word for name in ("surefoot.harness.plugin", *plugins) for word in ("-p", name)]
+        ours = "surefoot.harness.plugin" if source == SOURCE else "surefoot_harness.plugin"
+        loaded = [word for name in (ours, *plugins) for word in ("-p", name)]
         flag = ["--affected"] if affected else []
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-v", *loaded, *flag, *words],

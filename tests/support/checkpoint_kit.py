@@ -26,6 +26,7 @@ from surefoot.learner.forward import score_batch
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
 from surefoot.learner.lora import Adapter, LoraSettings
 from surefoot.learner.precision import split_precision
+from surefoot.learner.quantised import quantise
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.packing import make_batch
 from surefoot.records import Group, Rollout, Task, TrainSample, Turn
@@ -45,16 +46,21 @@ hf_logging.disable_progress_bar()
 
 def make_learner(
     kind: str = "llama", *, seed: int = 0, beta: float = 0.1, sync: int | None = None, dtype: str = "float32",
-    lora: LoraSettings | None = None,
+    lora: LoraSettings | None = None, optim: str = "adamw",
 ) -> GRPOLearner:  # fmt: skip
     settings = LearnerSettings(
         loss=LossSettings(beta=beta), learning_rate=1e-2, max_steps=40, max_completion_length=9, temperature=1.0,
         pad_token_id=0, lr_scheduler_type="cosine", warmup_steps=3, weight_decay=0.1, reference_sync_steps=sync,
-        parity_tolerance=1e-4 if dtype == "float32" else 0.2,
+        parity_tolerance=1e-4 if dtype == "float32" else 0.2, optim=optim,
     )  # fmt: skip
     net = make_net(kind, seed=seed)
+    packed = (
+        None
+        if lora is None or lora.quantization == "none"
+        else quantise(net, lora.modules_to_save, getattr(torch, dtype))
+    )
     masters = split_precision(net, getattr(torch, dtype))
-    adapter = None if lora is None else Adapter(net, lora, masters)
+    adapter = None if lora is None else Adapter(net, lora, masters, packed)
     return GRPOLearner(net, settings, None, masters, adapter=adapter)
 
 

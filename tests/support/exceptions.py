@@ -19,6 +19,7 @@ BANNED_CALLS = {
     "harness/src/surefoot_harness/affected/child/sitecustomize.py::exec_module": "the sitecustomize that Python would have run",
     "src/surefoot/trl_bridge/__init__.py::importlib.import_module": "a module of our own, from the table in that file",
     "src/surefoot/run/build.py::importlib.import_module": "a module of our own, from the table of engines in config/choices.py",
+    "src/surefoot/tools/python/environments.py::importlib.import_module": "a module of our own, from the table of environments in config/choices.py",
     "src/surefoot/data/__init__.py::importlib.import_module": "a module of our own, from the table in that file",
     "src/surefoot/moved_names.py::importlib.import_module": "a module of our own, from the table in that file",
 }

@@ -21,7 +21,7 @@ from surefoot.storage.journal import Journal
 from surefoot.storage.ledger import Ledger
 from surefoot.storage.ledger_records import Trained
 
-CLOCKED = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share")
+CLOCKED = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share", "memory/peak")
 """Metrics that tell of the clock; all others are compared to the last bit."""
 CLOCKS = ("seconds_before", "eval_seconds", "journal", "seconds", "grading_seconds")
 """What else of a saved state or a rollout differs between two equal runs."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.sharding import OneRank
 from surefoot.maths.losses import LossSettings
 from surefoot.records import TrainSample
 
@@ -18,13 +19,13 @@ SampleGroups = Callable[..., list[TrainSample]]
 """What the fixture `sampled_groups` is."""
 
 
-def make(net: Any, loss: LossSettings | None = None, **changes: Any) -> GRPOLearner:
-    """A learner of a copy of this net."""
+def make(net: Any, loss: LossSettings | None = None, *, ranks: OneRank | None = None, **changes: Any) -> GRPOLearner:
+    """A learner of a copy of this net; of a part of it, on several ranks."""
     settings = LearnerSettings(
         loss=loss or LossSettings(), learning_rate=1e-2, max_steps=10, max_completion_length=9, temperature=1.0,
         pad_token_id=0,
     )  # fmt: skip
-    return GRPOLearner(copy.deepcopy(net), dataclasses.replace(settings, **changes))
+    return GRPOLearner(copy.deepcopy(net), dataclasses.replace(settings, **changes), ranks=ranks)
 
 
 def parameters(learner: GRPOLearner) -> dict[str, Tensor]:

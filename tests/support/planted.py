@@ -25,6 +25,12 @@ and the exit code is the command's own. The bugs:
     adapter_stays_home          an adapter is trained, and engines get the base without it
     adapter_steps_the_base      the optimiser of an adapter has the base as well
     no_peft                     no bug: a host without the package peft
+    no_bitsandbytes             no bug: a host without the package bitsandbytes
+    broken_bitsandbytes         no bug: a host where it is installed, and its import fails
+    no_bfloat16                 no bug: a processor that says it multiplies in bfloat16 and dies of it
+    engines_get_the_file        a base in four bits is trained beside, and engines get the file's weights with the adapter
+    bytes_for_weights           the learner multiplies with the packed bytes of a base in four bits as if they were its weights
+    swapped_nibbles             what comes back from four bits is one weight's neighbour
     rounded_start               the masters begin as the rounded weights instead of the model file's own
     learn_twice                 every step is applied to the weights twice
     own_rate                    something else than the schedule sets the optimiser's rate
@@ -43,7 +49,14 @@ and the exit code is the command's own. The bugs:
     trust_own_rules             ... nor is a guard rule tried out
     trust_own_engines           the answers of an engine of the user's own are not looked at
     trust_own_environments      an environment is not tried on the first task
+    leaking_rows                rows of a batch reach each other in the learner, where an architecture is not plain
+    leaking_rows_unproved       ... and the model is not asked about it before the run
+    head_without_scaling        ... is scored by its bare output layer, and the model is not asked about it
     forget_own_digests          the files of a user's own code are not compared on resume
+    clock_stands                the clock of `surefoot bench` shows one moment for ever
+    clock_shows_nothing         ... or no number at all
+    answers_from_nowhere        the engine answers in the right form, and nobody sampled it
+    learner_rests               a step is reported as applied, and nothing was learned
 
 A bug is planted after the reward workers are forked: planting needs torch, and forking comes before it. Those in EARLY
 need none and are planted at once: what they break is over by then.
@@ -345,7 +358,8 @@ def forget_the_probe() -> None:
 EARLY = frozenset(
     {"border_without_sets", "evaluate_what_is_there", "forget_the_probe", "no_weights", "any_template_will_do",
      "any_device_will_do", "any_name_will_do", "no_landlock", "trusting_git", "no_sandbox", "forget_own_digests",
-     "no_peft"}
+     "no_peft", "no_bitsandbytes", "broken_bitsandbytes", "no_bfloat16", "clock_stands", "clock_shows_nothing",
+     "answers_from_nowhere", "learner_rests"}
 )  # fmt: skip
 
 
@@ -501,7 +515,7 @@ def adapter_stays_home() -> None:
     """Published are the weights that the adapter is beside, under each new version."""
     from surefoot.learner.lora import Adapter
 
-    Adapter.published = lambda self, version: {name: self._live[name] for name in self._order}  # type: ignore[method-assign]
+    Adapter.published = lambda self, version: {name: self.base(name) for name in self._order}  # type: ignore[method-assign]
 
 
 def adapter_steps_the_base() -> None:
@@ -527,18 +541,159 @@ def no_peft() -> None:
     importlib.util.find_spec = lambda name, *rest: None if name == "peft" else real(name, *rest)
 
 
+def clock_stands() -> None:
+    """Every measurement comes to 0."""
+    from surefoot.run import bench
+
+    bench.clock = lambda: 1.0
+
+
+def clock_shows_nothing() -> None:
+    """Every measurement comes to NaN."""
+    from surefoot.run import bench
+
+    bench.clock = lambda: float("nan")
+
+
+def answers_from_nowhere() -> None:
+    """All but the canary is answered at once, by nobody."""
+    from surefoot.engines.serving import EngineLoop
+    from surefoot.protocols import Completion
+
+    real = EngineLoop.generate
+
+    def generate(self: EngineLoop, requests: Sequence[Any]) -> list[Completion]:
+        if any(request.urgent for request in requests):
+            return real(self, requests)
+        numbers = [request.max_new_tokens for request in requests]
+        return [
+            Completion(request.id, (5,) * n, (-1.0,) * n, "length", self.version, self.version)
+            for request, n in zip(requests, numbers, strict=True)
+        ]
+
+    EngineLoop.generate = generate  # type: ignore[method-assign]
+
+
+def learner_rests() -> None:
+    """It says that it has learned."""
+    from types import SimpleNamespace
+
+    from surefoot.learner.grpo import GRPOLearner
+
+    GRPOLearner.learn = lambda self, samples, iteration=0: SimpleNamespace(applied=True)  # type: ignore[assignment, method-assign]
+
+
+def no_bitsandbytes() -> None:
+    """Nobody finds it, and whoever imports it fails."""
+    modules: dict[str, Any] = sys.modules
+    modules["bitsandbytes"] = None
+
+
+def broken_bitsandbytes() -> None:
+    """Its library is of another machine."""
+    from surefoot.learner import quantised
+
+    def package() -> Any:
+        raise OSError("libbitsandbytes_cpu.so: cannot open shared object file")
+
+    quantised._package = package  # type: ignore[assignment]
+
+
+def no_bfloat16() -> None:
+    """As some virtual machines do."""
+    import os
+    import signal
+
+    from surefoot.learner import precision
+
+    precision._multiply = lambda: os.kill(os.getpid(), signal.SIGILL)  # type: ignore[assignment,return-value]
+
+
+def engines_get_the_file() -> None:
+    """What they get is moved by the difference between the file and what came back of it."""
+    from surefoot.learner.lora import Adapter
+    from surefoot.learner.quantised import QuantisedLinear
+
+    given: dict[QuantisedLinear, Any] = {}
+    made, published = QuantisedLinear.__init__, Adapter.published
+
+    def init(self: QuantisedLinear, linear: Any, dtype: Any) -> None:
+        made(self, linear, dtype)
+        given[self] = linear.weight.detach().clone()
+
+    def from_file(self: Adapter, version: int) -> Any:
+        weights = dict(published(self, version))
+        for name, layer in self._packed.items():
+            value = weights[f"{name}.weight"]
+            weights[f"{name}.weight"] = value + (given[layer].to(value.device) - layer.weight).to(value.dtype)
+        return weights
+
+    QuantisedLinear.__init__ = init  # type: ignore[method-assign]
+    Adapter.published = from_file  # type: ignore[method-assign]
+
+
+def bytes_for_weights() -> None:
+    """Two levels to a byte, read as numbers between -1 and 1, and scaled as the weights are."""
+    import torch
+
+    from surefoot.learner.quantised import QuantisedLinear
+
+    def forward(self: QuantisedLinear, input: Any) -> Any:
+        levels = torch.stack([self.packed >> 4, self.packed & 15], 1).flatten()[: self.entries].float() / 7.5 - 1
+        scales = self.scales.repeat_interleave(64)[: self.entries]
+        return torch.nn.functional.linear(input, (levels * scales).view(self.out_features, self.in_features), self.bias)
+
+    QuantisedLinear.forward = forward  # type: ignore[method-assign]
+
+
+def swapped_nibbles() -> None:
+    """The two halves of each byte come back in the wrong order."""
+    from surefoot.learner import quantised
+
+    real = quantised._unpack
+    quantised._unpack = lambda packed, scales: real((packed >> 4) | (packed << 4), scales)
+
+
+def leaking_rows() -> None:
+    """A tenth of its neighbour in every row; one row alone has none."""
+    from surefoot.learner import any_forward
+
+    real = any_forward._states
+    any_forward._states = lambda net, ids: (states := real(net, ids)) + 0.1 * (states.roll(1, dims=0) - states)
+
+
+def leaking_rows_unproved() -> None:
+    """The same, found by nobody before the first step."""
+    from surefoot.learner import model
+
+    leaking_rows()
+    model.prove = lambda *_: None  # type: ignore[attr-defined]
+
+
+def head_without_scaling() -> None:
+    """Whatever the model does between its output layer and a probability is left out."""
+    from surefoot.learner import any_forward, model
+
+    any_forward._head_of = lambda net: net.get_output_embeddings()
+    model.prove = lambda *_: None  # type: ignore[attr-defined]
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
         mask_shift_left, mask_shift_right, flip_advantages_after_checks, shuffle_rewards, skip_publish, torn_copy,
         forget_the_guard, strange_sampler, longer_prompts, short_batches, pool_holds_heldout, plan_deals_heldout,
-        adapter_stays_home, adapter_steps_the_base, no_peft, pure_bfloat16, rounded_start, learn_twice, own_rate,
+        adapter_stays_home, adapter_steps_the_base, no_peft, no_bitsandbytes, broken_bitsandbytes, no_bfloat16, engines_get_the_file,
+        bytes_for_weights, swapped_nibbles, pure_bfloat16, rounded_start, learn_twice, own_rate,
         forget_answers_of_a_set, border_without_sets,
         never_steps, no_finite_gradient, forget_changed_entries, forget_equal_rewards, evaluate_what_is_there, forget_the_probe,
         speak_in_circles, forget_loops, forget_datasets,
         no_weights, any_template_will_do, any_device_will_do, any_name_will_do, no_landlock, trusting_git, no_sandbox,
         trust_own_losses, trust_own_estimators, trust_own_rules, trust_own_engines, trust_own_environments,
-        forget_own_digests,
+        forget_own_digests, clock_stands, clock_shows_nothing, answers_from_nowhere, learner_rests,
+
+
+        forget_own_digests, leaking_rows, leaking_rows_unproved, head_without_scaling,
     )
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,13 @@ from surefoot.protocols import Completion, Request
 
 NEVER: frozenset[int] = frozenset()
 END = frozenset({2})
+WIDTH = 160
+"""Tokens of the longest prompt and completion together."""
+
+
+def model_config(policy: Any) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(policy.model.config.to_json_string(use_diff=False))
+    return config
 
 
 def ask(name: str = "a", *, length: int = 20, **changes: Any) -> Request:

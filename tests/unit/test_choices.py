@@ -119,3 +119,14 @@ def test_a_wrong_name_is_answered_with_all_of_them_and_the_form_of_your_own() ->
     assert all(f'"{name}"' in caught.value.what for name in LOSSES)
     assert 'your own as "file.py:name"' in caught.value.what
     assert Config.model_fields["loss_type"].default in LOSSES
+
+
+@pytest.mark.parametrize("kind", choices.ENVIRONMENTS)
+def test_every_kind_of_environment_has_code_behind_it_and_says_how_it_is_written(kind: str) -> None:
+    facts = choices.ENVIRONMENTS[kind]
+    module, _, name = facts.makes.partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+    written = f"{kind}:{facts.argument}" if facts.argument else kind
+    assert choices.named_environment(written) == (kind, facts.argument)
+    assert choices.environment_problem(written) is None
+    assert choices.environment_problem(kind if facts.argument else f"{kind}:more") is not None

@@ -14,6 +14,7 @@ from surefoot.config.files import parse_overrides
 from surefoot.config.keys import all_keys, describe_keys, dump_toml, hint, nearest
 from surefoot.config.load import config_from_values, load_config
 from surefoot.errors import ConfigError
+from surefoot.storage.environment import config_text
 
 HEAD = 'model = "pebble"\ntasks = "builtin:sums"\n'
 
@@ -97,6 +98,7 @@ def test_a_rule_about_a_key_that_is_wrong_anyway_is_not_reported(tmp_path: Path)
         ("a.yaml", "- 1\n", ["not a table"]),
         ("a.yaml", "", ["not a table"]),
         ("a.toml", "model = \n", ["a.toml:1", "not valid TOML"]),
+        ("a.toml", 'model = "builtin:pebble"\ntasks = "t"\n', ["has a name alone: pebble, pebble_tools, smollm2"]),
         ("a.toml", HEAD + "learning_rate = nan\n", ["a.toml:3", "learning_rate = nan: must be a finite number"]),
         ("a.toml", HEAD + "learning_rate = 'inf'\n", ["learning_rate", "finite"]),
         ("a.toml", HEAD + "max_steps = 5.5\n", ["max_steps = 5.5: must be a whole number"]),
@@ -289,6 +291,18 @@ def test_another_key_leaves_the_target_alone() -> None:
     assert load_config(None, ["seed=5"]).config.target_value == 0.85
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("model: x\n---\nmodel: y\n", "a.yaml: more than one YAML document"), ("- 1\n", "a.yaml is not a table of keys")],
+)
+def test_what_yaml_reads_and_we_refuse_is_not_called_bad_yaml(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert caught.value.what == says
+
+
 # -- text again -----------------------------------------------------------------
 
 
@@ -334,6 +348,18 @@ def test_every_key_is_dumped_and_described() -> None:
     assert len(all_keys()) == fields - len(tables)
 
 
+def test_own_code_typed_on_the_command_line_lies_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "own.py").write_text("def mine(*words, **keys):\n    return None\n")
+    monkeypatch.chdir(tmp_path / "here")
+    words = ["loss_type=own.py:mine", "guard.rules=['decline', 'own.py:mine']", "reward_funcs=['own.py:mine']"]
+    config = load_config(write(tmp_path, HEAD), words).config
+    typed = str(tmp_path / "here" / "own.py") + ":mine"
+    assert (config.loss_type, config.guard.rules, config.reward_funcs) == (typed, ("decline", typed), (typed,))
+
+
 # -- evaluation sets ------------------------------------------------------------
 
 
@@ -367,6 +393,8 @@ def test_more_said_of_one_set_adds_up_in_any_order() -> None:
     ("words", "said"),
     [
         (["eval_sets=3"], "must be a table of sets, NAME ="),
+        (["eval_sets.a/b=x.jsonl"], "a set called 'a/b'"),
+        (["eval_sets.heldout=x.jsonl"], "a set called 'heldout'"),
         (["eval_sets={a=3, b={x=1}}"], 'eval_sets.a = 3: must be text or a table; write a = "FILE"'),
         (["eval_sets={a=3, b={x=1}}"], "eval_sets.b has no tasks"),
         (["eval_sets={a=3, b={x=1}}"], "unknown key eval_sets.b.x; a set takes tasks, metric, num_tasks, seed, reward"),
@@ -378,3 +406,21 @@ def test_more_said_of_one_set_adds_up_in_any_order() -> None:
 )
 def test_what_is_wrong_with_a_set_is_named(words: list[str], said: str) -> None:
     assert said in refusal(None, *words)
+
+
+@pytest.mark.config_key("threads")
+def test_threads_follow_the_machine_and_the_run_keeps_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on elsewhere computes with as many as it began with; the built-in one has two everywhere."""
+    monkeypatch.setattr("surefoot.config.usable_cores", lambda: 7)
+    (tmp_path / "a.toml").write_text('model = "pebble"\ntasks = "builtin:sums"\n')
+    begun = load_config(tmp_path / "a.toml")
+    assert begun.config.threads == 7
+    (tmp_path / "kept.toml").write_text(config_text(begun.resolved))
+    monkeypatch.setattr("surefoot.config.usable_cores", lambda: 3)
+    assert load_config(tmp_path / "kept.toml").config.threads == 7
+    assert load_config(tmp_path / "a.toml", ["threads=5"]).config.threads == 5
+    assert load_config(None).config.threads == 2
+    with pytest.raises(ConfigError, match="threads"):
+        load_config(None, ["threads=-1"])

@@ -169,7 +169,7 @@ def test_planted_answers_that_ignore_the_value_are_caught(plain: Path, monkeypat
 @pytest.mark.parametrize(
     ("word", "instead"),
     [
-        ("use_vllm=false", 'engine.kind="embedded"'),
+        ("use_vllm=false", 'engine.kind="auto"'),
         ("bf16=false", 'dtype="float32"'),
         ("bf16=False", 'dtype="float32"'),
         ("bf16=true", 'dtype="bfloat16"'),
@@ -210,12 +210,12 @@ def test_a_hint_does_what_the_value_asks_and_carries_the_users_own_number(plain:
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("gradient_checkpointing", False, "the activations of one microbatch are kept"),
+        ("gradient_checkpointing_kwargs.use_reentrant", False, "never by the reentrant way"),
         ("push_to_hub", False, "nothing is uploaded"),
         ("peft_config", None, "every weight is trained"),
         ("use_peft", False, "every weight is trained"),
         ("top_p", 1.0, "nothing bends the distribution"),
-        ("optim", "adamw_torch", "the optimiser is AdamW"),
+        ("optim_args", None, "the optimiser is that of optim"),
         ("num_gpus", 1, "one process trains on one device"),
     ],
 )
@@ -428,3 +428,26 @@ def test_headings_are_those_of_the_source(tmp_path: Path) -> None:
     source = Path(config.__file__).read_text(encoding="utf-8")
     written = re.findall(r"^    # -- ([^-]+?) -+\n    (\w+):", source, flags=re.MULTILINE)
     assert {key: heading for heading, key in written} == GROUPS
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["epsilon-high"], {"epsilon_high", "delta"}),
+        (["penalty", "reference"], {"beta", "reference_sync_steps"}),
+        (["group_size"], {"num_generations"}),
+    ],
+    ids=["its name, or it is mentioned", "every word is in its help", "what others call it"],
+)
+def test_a_search_finds_a_key_by_its_name_by_its_help_and_by_what_others_call_it(
+    words: list[str], keys: set[str]
+) -> None:
+    assert {line.partition(" = ")[0] for line in foreign.search(words) if " = " in line} == keys
+
+
+@pytest.mark.parametrize(("word", "value"), [("true", True), (" False ", False)])
+def test_a_word_for_true_or_false_is_answered_as_the_value_itself(word: str, value: bool) -> None:
+    told = [
+        row.hint(typed=True) for each in (word, value, not value) if (row := foreign.answer("dataset_streaming", each))
+    ]
+    assert told[0] == told[1] != told[2]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from surefoot.config import Config
 from surefoot.guards.noise import proportion_se
-from surefoot.loop_state import _noise, step_one_warnings
+from surefoot.loop_state import StepClock, _noise, step_one_warnings, warnings_of
 from surefoot.protocols import ParameterUpdates
 
 MOVED = ParameterUpdates(total=3, with_gradient=3, moved=3, still=())
@@ -77,3 +78,19 @@ def test_the_guard_is_told_the_noise_that_this_metric_has(evaluation: dict[str, 
     """A share of 60 coins is neither a mean of 60 marks nor one of 15 tasks with four answers each."""
     assert _noise(evaluation, "eval_accuracy", 0.25) == error
     assert _noise(evaluation | {"eval_reward": 0.25}, "eval_reward", 0.25) is None
+
+
+@pytest.mark.parametrize(("step", "warned"), [(1, True), (2, False)])
+def test_the_loop_asks_for_them_after_its_first_step_alone(step: int, warned: bool) -> None:
+    silent = SimpleNamespace(step=lambda metrics, groups: iter(()))
+    run: Any = SimpleNamespace(
+        step=step, config=Config(model="m", tasks="t"), tool_alarms=silent,
+        learner=SimpleNamespace(facts=SimpleNamespace(parameter_updates=MOVED)),
+    )  # fmt: skip
+    found = list(warnings_of(run, HEALTHY | {"completions/clipped_ratio": 0.97}, ()))
+    assert bool(found) == warned
+
+
+def test_a_clock_that_was_not_started_shows_nothing() -> None:
+    clock = StepClock()
+    assert (clock.seconds, clock.eval_seconds, clock.seconds_before) == (0.0, 0.0, 0.0)

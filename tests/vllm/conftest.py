@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from vllm_asking import WIDTH, model_config
 
 if TYPE_CHECKING:
     from surefoot.engines.vllm_engine import VllmEngine
 
 HERE = Path(__file__).parent
 MISSING = "vllm cannot be imported here; `make test-vllm` builds an environment with it"
-WIDTH = 160
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,11 +36,6 @@ def policy() -> Any:
 
     torch.set_num_threads(1)
     return load_policy("pebble", base=HERE, device="cpu", dtype="float32")
-
-
-def model_config(policy: Any) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads(policy.model.config.to_json_string(use_diff=False))
-    return config
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from surefoot.cli import commands, preflight, runs
+from surefoot.cli import bench, commands, memory, preflight, runs
 from surefoot.cli.exits import guarded
 from surefoot.cli.overview import TrainerOverview
 from surefoot.system.signals import COMMAND
@@ -115,7 +115,7 @@ def version() -> None:
 
 for _add in (
     runs.add_eval, runs.add_export, runs.add_status, runs.add_report, runs.add_ledger, preflight.add_probe_reward,
-    preflight.add_tools, *COMMANDS, commands.add_demo,
+    preflight.add_tools, bench.add_bench, memory.add_memory, *COMMANDS, commands.add_demo,
 ):  # fmt: skip
     _add(app)
 

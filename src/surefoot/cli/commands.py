@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,9 @@ def train(words: Sequence[str]) -> int:
     loaded = _load(words)
     from surefoot import run as assemble
     from surefoot.report.console import open_view
+    from surefoot.system.memory import own_this_process
 
+    own_this_process()
     view = open_view(loaded.config.max_steps)
     try:
         outcome = assemble.train(loaded, view=view)
@@ -41,7 +44,9 @@ def resume(run: Path, words: Sequence[str], *, allow_code: bool = False) -> int:
     from surefoot.report.console import open_view
     from surefoot.run.store import load_run_config
     from surefoot.storage.run_folder import RunFolder
+    from surefoot.system.memory import own_this_process
 
+    own_this_process()
     view = open_view(max_steps or load_run_config(RunFolder.open(run)).config.max_steps)
     try:
         outcome = assemble.resume(run, view=view, max_steps=max_steps, allow_code=allow_code)
@@ -107,6 +112,26 @@ def evaluate(
         view.close()
     output.show(found)
     return 0
+
+
+def memory(words: Sequence[str], asked: Mapping[str, str | None], *, measures: bool, as_json: bool) -> int:
+    """The table of `surefoot memory`; 1 when every row that was to be measured failed."""
+    numbers = {name: _whole_numbers(name, text) for name, text in asked.items()}
+    loaded = _load(words)
+    from surefoot.run.memory_profile import table_of_config
+
+    table = table_of_config(loaded, measures=measures, tell=partial(print, file=sys.stderr, flush=True), **numbers)
+    _print([json.dumps(table.record())] if as_json else table.lines())
+    return table.exit_code
+
+
+def _whole_numbers(name: str, text: str | None) -> list[int]:
+    parts = [] if text is None else text.split(",")
+    if any(not part.strip().isdigit() or int(part) < 1 for part in parts):
+        raise ConfigError(
+            f"--{name} {text}", "each is a whole number of 1 or more", f"write them like --{name} 64,128"
+        )  # fmt: skip
+    return [int(part) for part in parts]
 
 
 def show_config(words: Sequence[str], *, toml: bool) -> int:

@@ -12,6 +12,8 @@ HEADINGS = {
         "config": "Print every key and what it does, or a config resolved.",
         "tools": "Start tool servers, list their tools, and call one.",
         "probe-reward": "Ask a reward about answers whose worth is known.",
+        "bench": "Measure how fast a config is here, and what bounds it.",
+        "memory": "Say what a config takes, and what goes on which GPU.",
         "demo": "Small runs in which something goes wrong, and what stops it.",
     },
     "Look at a run": {

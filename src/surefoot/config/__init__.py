@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from surefoot.config import rules as config_rules
 from surefoot.config.choices import ENGINES, ESTIMATORS, LOSSES, RULES, loss_facts, own_text
+from surefoot.system.processors import usable_cores
 
 # -- The tables of a config, `[engine]` to `[guard]`, and the types that every key is made of -----
 # Owns       names, types and defaults of keys in tables; `config.py` has those outside.
@@ -37,6 +38,7 @@ def _number(value: object) -> object:
 
 
 Int = Annotated[int, BeforeValidator(_number), Field(strict=True)]
+Threads = Annotated[Int, AfterValidator(lambda count: count or usable_cores()), Field(validate_default=True)]
 Float = Annotated[float, BeforeValidator(_number), Field(strict=True, allow_inf_nan=False)]
 
 
@@ -61,8 +63,8 @@ class Table(BaseModel):
 class EngineConfig(Table):
     """`[engine]`: who generates."""
 
-    kind: EngineKind = "embedded"
-    """Which engine samples: `embedded` is ours, `vllm` is vLLM in the engine's process, `openai` a server at engine.url (it trains only where that server takes weights and token ids); or one of your own; docs/extending.md."""
+    kind: EngineKind = "auto"
+    """Which engine samples: `auto` is `embedded`, ours, where that computes the model exactly, else `transformers`, the learner's own library for any causal language model; `vllm` is vLLM in the engine's process, `openai` a server at engine.url (it trains only where that server takes weights and token ids); or one of your own; docs/extending.md."""
 
     rows: Int = 0
     """Rollouts decoded side by side; 0 means tasks_per_step x num_generations, at most 256. Rounded up to a multiple of 8 (16 where weights cannot be packed): fixed shapes are what makes a rollout independent of its neighbours."""
@@ -93,7 +95,10 @@ class RuntimeConfig(Table):
     """GPUs that each engine replica reserves in the cluster; a fraction shares one."""
 
     learner_gpus: Float = 0.0
-    """GPUs that the learner reserves in the cluster."""
+    """GPUs that the learner reserves in the cluster, 1 at most: one process learns on one GPU; for more see learner_ranks."""
+
+    learner_ranks: Int = 1
+    """Processes that share the learner's weights, gradients, optimiser and samples (FSDP2), each on a GPU of its own where there are GPUs; docs/models.md, Several devices."""
 
     start_timeout_s: Float = 120.0
     """Seconds that one engine, worker or learner may take to start."""
@@ -115,7 +120,7 @@ class ToolsConfig(Table):
     """Plain Python tools as `file.py:function`, with typed arguments and a docstring."""
 
     environment: str | None = None
-    """An environment class as `file.py:Class`: reset(**row), public methods as tools, get_reward(), as TRL has it."""
+    """An environment class as `file.py:Class`: reset(**row), public methods as tools, get_reward(), as TRL has it; or a kind of ours: `gymnasium:FrozenLake-v1`, `reasoning_gym`."""
 
     max_calls: Int = 16
     """Tool calls that one rollout may make; more end it."""
@@ -339,8 +344,8 @@ class Config(Table):
     seed: Int = 0
     """The one seed: task order, every rollout's stream and evaluation derive from it."""
 
-    threads: Int = 2
-    """Torch threads. Part of the result: another count gives other last bits."""
+    threads: Threads = 0
+    """Torch threads; 0 takes the machine's cores that this process may use, at most 8, and the run keeps the number. Part of the result: another count gives other last bits."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where the policy lives; `auto` takes cuda, else mps, else cpu. An absent device is an error."""
@@ -351,6 +356,9 @@ class Config(Table):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the policy computes in, and what engines get. In bfloat16 the optimiser steps float32 masters of the weights (docs/engines.md, Precision); gradients and moments are float32 either way."""
 
+    quantization: Literal["none", "nf4"] = "none"
+    """What the frozen base of an adapter is held in: with nf4 its linear layers take four bits a weight (bitsandbytes), and learner, reference and engines compute with what comes back; needs lora.rank; docs/models.md."""
+
     # -- one step ---------------------------------------------------------------
     tasks_per_step: Int = 4
     """Groups that make up one optimiser step."""
@@ -360,6 +368,9 @@ class Config(Table):
 
     microbatch_size: Int = 0
     """Rollouts per forward and backward; must divide tasks_per_step x num_generations. 0 derives it. Changes memory and speed, never the gradient."""
+
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Keep the inputs of layers alone for the backward pass and compute the rest again: less memory, about a third more time, the same gradient. `auto` does so where the first step would not fit into what is free then."""
 
     max_prompt_length: Int | None = None
     """Tasks with a longer prompt (in tokens) are left out and counted; never cut."""
@@ -392,14 +403,16 @@ class Config(Table):
     """Seconds one group may take from being asked for to being graded; a slower one is given up and its task asked again."""
 
     # -- optimiser --------------------------------------------------------------
+    optim: Literal["adamw", "adamw_8bit", "sgd"] = "adamw"
+    """Who steps. `adamw_8bit` keeps AdamW's two moments in 8 bits, 2 bytes of an entry instead of 8 (needs the extra `torchao`); `sgd` is plain gradient descent without momentum and keeps nothing."""
     learning_rate: Float = 1e-6
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after warm-up."""
     warmup_steps: Int = 0
     """Steps of linear warm-up; the first update already has a rate above 0."""
     weight_decay: Float = 0.0
-    """AdamW weight decay."""
+    """Weight decay, of matrices only; with AdamW decoupled from the gradient."""
     adam_beta1: Float = 0.9
     """AdamW first moment decay."""
     adam_beta2: Float = 0.999

@@ -1,7 +1,7 @@
-"""Loss types, advantage estimators, engines and guard rules by name: what each refuses, without the code behind it.
+"""Loss types, estimators, engines, environments and guard rules by name: what each refuses, without the code behind it.
 
-Owns       the names that `loss_type`, `scale_rewards`, `engine.kind` and `guard.rules` take, facts about each that the
-           plan needs, and which values of other keys each refuses.
+Owns       the names that `loss_type`, `scale_rewards`, `engine.kind`, `tools.environment` and `guard.rules` take, facts
+           about each that the plan needs, and which values of other keys each refuses.
 Promises   imports no torch; a test holds these tables against those of `maths`, `guards` and the engines.
 Never      loads code: `own_code.py` does, where a key names a function of the user's own.
 
@@ -134,7 +134,9 @@ class EngineFacts:
 
 
 ENGINES: Mapping[str, EngineFacts] = {
+    "auto": EngineFacts(makes="surefoot.run.build:auto_engine", reads_learner=True, is_measured=True),
     "embedded": EngineFacts(makes="surefoot.run.build:embedded_engine", reads_learner=True, is_measured=True),
+    "transformers": EngineFacts(makes="surefoot.run.build:transformers_engine", reads_learner=True),
     "vllm": EngineFacts(
         makes="surefoot.run.build:vllm_engine",
         refuses=(RefusedValue("temperature", lambda value: value > 2, "vLLM takes at most 2"),),
@@ -145,6 +147,25 @@ ENGINES: Mapping[str, EngineFacts] = {
 
 OWN_ENGINE = EngineFacts(makes="surefoot.engines.own:spec")
 """What is known of an engine of the user's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentFacts:
+    """What config and plan know of a kind of environment that has a name."""
+
+    makes: str
+    """`module:function` of ours that gives the toolkit for what stands behind the colon."""
+    argument: str = ""
+    """An example of what has to stand behind the colon; nothing may where this is empty."""
+
+
+ENVIRONMENTS: Mapping[str, EnvironmentFacts] = {
+    "gymnasium": EnvironmentFacts(
+        makes="surefoot.tools.python.environments:gymnasium_toolkit", argument="FrozenLake-v1"
+    ),
+    "reasoning_gym": EnvironmentFacts(makes="surefoot.tools.python.environments:reasoning_gym_toolkit"),
+}
+"""Kind of environment -> what is known of it here."""
 
 RULES = (
     "decline gap kl both_falling entropy_collapse length_explosion length_collapse reward_saturated".split()
@@ -160,3 +181,29 @@ def loss_facts(loss_type: str) -> LossFacts:
 def engine_facts(kind: str) -> EngineFacts:
     """What is known of a value of `engine.kind`."""
     return OWN_ENGINE if is_own(kind) else ENGINES[kind]
+
+
+def named_environment(value: object) -> tuple[str, str] | None:
+    """(kind, what stands behind the colon) of a value of `tools.environment`; None where it is code of the user's own.
+
+    Example:
+        >>> named_environment("gymnasium:FrozenLake-v1"), named_environment("room.py:Room")
+        (('gymnasium', 'FrozenLake-v1'), None)
+    """
+    if not isinstance(value, str) or is_own(value):
+        return None
+    kind, _, argument = value.partition(":")
+    return (kind, argument) if kind in ENVIRONMENTS else None
+
+
+def environment_problem(value: str) -> str | None:
+    """Why this value of `tools.environment` means nothing; None where it does."""
+    forms = [f"{name}:{facts.argument}" if facts.argument else name for name, facts in ENVIRONMENTS.items()]
+    named = named_environment(value)
+    if named is None:
+        return None if is_own(value) else f"it is file.py:Class, or a kind of ours: {', '.join(forms)}"
+    kind, argument = named
+    example = ENVIRONMENTS[kind].argument
+    if bool(argument) == bool(example):
+        return None
+    return f"it needs a name behind the colon, such as {kind}:{example}" if example else f"write {kind} alone"

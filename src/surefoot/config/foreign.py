@@ -305,7 +305,14 @@ def read_form(key: str, value: Any) -> Any:
         return []
     if key == "report_to" and value in ("tensorboard", "wandb"):
         return [value]
+    if key == "optim" and isinstance(value, str):
+        return _OPTIMISERS.get(value, value)
     return value
+
+
+_OPTIMISERS = dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "adamw")
+_OPTIMISERS |= dict.fromkeys(("adamw_bnb_8bit", "adamw_torch_8bit"), "adamw_8bit")
+"""What transformers calls an optimiser that is the same here: the same formulas, for the 8-bit ones by torchao."""
 
 
 # -- TRL's defaults -------------------------------------------------------------

@@ -36,7 +36,7 @@ GROUPS = {
     "model": "what to train, on what",
     "output_dir": "length of the run",
     "tasks_per_step": "one step",
-    "learning_rate": "optimiser",
+    "optim": "optimiser",
     "loss_type": "the loss",
     "alpha_sdpo": "losses beside it",
     "eval_steps": "evaluation and what is held out",

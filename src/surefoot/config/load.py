@@ -18,10 +18,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from surefoot.config import Config, EvalSetConfig, foreign
-from surefoot.config.choices import is_own
+from surefoot.config.choices import is_own, named_environment
 from surefoot.config.files import WHY, ParsedFile, parse_overrides, parse_toml, read_config_file
 from surefoot.config.keys import ALIASES, SETS, all_keys, allowed, hint, nearest, tables
 from surefoot.config.rules import BUILTIN as BUILTIN_NAME
+from surefoot.config.rules import BUILTIN_MODELS
 from surefoot.errors import ConfigError
 
 # -- Values become a `Config`, or every problem at once -------------------------------------------
@@ -357,8 +358,6 @@ def _rule_problems(rules: tuple[str, ...], limits: Mapping[str, float | None]) -
 
 BUILTIN = "the built-in config"
 BUILTIN_FILE = Path(__file__).parent.parent / "assets" / "builtin.toml"
-BUILTIN_MODELS = ("pebble", "pebble_tools", "smollm2")
-"""Names that never mean a folder, even where one of that name lies around."""
 _FILES = ("chat_template", "tools.servers", "tools.environment", "tools.cassette", "guard.calibrate_from")
 
 
@@ -488,6 +487,8 @@ def _from_here(key: str, value: Any) -> Any:
     if key in ("reward_funcs", "tools.functions") and isinstance(value, list):
         return [_function_from(item, here) if isinstance(item, str) else item for item in value]
     if key in ("output_dir", "replay_pairs", *_FILES) and isinstance(value, str):
+        if key == "tools.environment" and named_environment(value):
+            return value
         return value if key == "chat_template" and value.startswith(BUILTIN_NAME) else _absolute_text(value, here)
     if key in ("tasks", "model") and isinstance(value, str) and _is_path(value, here):
         return _absolute_text(value, here)
@@ -526,7 +527,9 @@ def _absolute(config: Config, base: Path) -> Config:
             changed[name] = _absolute_text(given, base)
     tools: dict[str, Any] = {"functions": tuple(_absolute_text(item, base) for item in config.tools.functions)}
     for name in ("servers", "environment", "cassette"):
-        if (given := getattr(config.tools, name)) is not None:
+        if (given := getattr(config.tools, name)) is not None and not (
+            name == "environment" and named_environment(given)
+        ):
             tools[name] = _absolute_text(given, base)
     changed["tools"] = config.tools.model_copy(update=tools)
     if config.guard.calibrate_from is not None:

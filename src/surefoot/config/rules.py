@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from surefoot.config.choices import engine_facts, is_own, loss_facts, refused_values
+from surefoot.config.choices import engine_facts, environment_problem, is_own, loss_facts, refused_values
 from surefoot.config.schedule import schedule_of
 from surefoot.errors import ConfigError
 from surefoot.system.environment import misnamed
@@ -28,20 +28,22 @@ HELDOUT = "heldout"
 HARD_TURNS = 12
 """The most turns that `tools.turns_by_complexity` gives."""
 BUILTIN = "builtin:"
-"""How a name of something that comes with surefoot begins."""
+"""How a name of something that comes with surefoot begins; models have a name alone."""
+BUILTIN_MODELS = ("pebble", "pebble_tools", "smollm2")
+"""Names that never mean a folder, even where one of that name lies around."""
 TEMPLATES = ("chatml_tools", "hermes_tools", "llama_tools")
 """Chat templates that show tools; `learner.chat` has them."""
 _SUM_TOLERANCE = 1e-6
 _POSITIVE = (
-    "num_tasks reward_timeout_s reward_workers max_steps threads tasks_per_step max_completion_length temperature "
+    "num_tasks reward_timeout_s reward_workers max_steps tasks_per_step max_completion_length temperature "
     "adam_epsilon max_nonfinite_steps num_iterations importance_sampling_clip_max eval_tasks num_generations_eval "
     "logging_steps dead_channel_steps stall_timeout_s stop_timeout_s rollout_timeout_s weight_sync_steps runtime.engines "
-    "runtime.workers runtime.start_timeout_s runtime.restart_timeout_s max_turns tools.max_calls tools.call_timeout_s "
+    "runtime.workers runtime.learner_ranks runtime.start_timeout_s runtime.restart_timeout_s max_turns tools.max_calls tools.call_timeout_s "
     "tools.max_result_tokens tools.concurrency guard.min_evals guard.decline_patience guard.ema_alpha "
     "guard.min_entropy_ratio guard.saturation_patience repetition_cost lora.rank lora.alpha"
 ).split()
 _NOT_NEGATIVE = (
-    "max_bad_rows seed microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
+    "max_bad_rows seed threads microbatch_size learning_rate warmup_steps weight_decay max_grad_norm epsilon beta eval_steps "
     "dynamic_sampling_batches curriculum.steps heldout_seed "
     "preflight_tasks probe_reward_tasks save_steps save_minutes reward_memory_mb engine.rows alpha_sdpo beta_replay max_staleness "
     "runtime.max_restarts runtime.engine_gpus runtime.learner_gpus guard.min_drop"
@@ -101,12 +103,16 @@ def _pair_problems(config: Config) -> Iterator[str]:
     yield from _wait_problems(config)
     yield from _schedule_problems(config)
     yield from _ray_problems(config)
+    yield from _rank_problems(config)
     yield from _tool_problems(config)
     yield from _dynamic_problems(config)
     yield from _stream_problems(config)
     yield from _curriculum_problems(config)
     yield from _loss_problems(config)
     yield from _lora_problems(config)
+    if config.model.startswith(BUILTIN):
+        yield f'model = "{config.model}": a model that comes with surefoot has a name alone: {", ".join(BUILTIN_MODELS)}'
+    yield from _optimiser_problems(config)
     if config.reward_weights is not None and len(config.reward_weights) != max(1, len(config.reward_funcs)):
         yield (
             f"reward_weights has {len(config.reward_weights)} entries for {max(1, len(config.reward_funcs))} "
@@ -137,6 +143,13 @@ def _pair_problems(config: Config) -> Iterator[str]:
         )
 
 
+def _optimiser_problems(config: Config) -> Iterator[str]:
+    if config.optim == "sgd":
+        for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+            if getattr(config, name) != type(config).model_fields[name].default:
+                yield f'{name} = {getattr(config, name)} with optim = "sgd": it has no moments; leave {name} out'
+
+
 def _lora_problems(config: Config) -> Iterator[str]:
     lora = config.lora
     if lora.dropout:
@@ -148,6 +161,11 @@ def _lora_problems(config: Config) -> Iterator[str]:
         for name in ("alpha", "target_modules", "modules_to_save"):
             if getattr(lora, name) != type(lora).model_fields[name].default:
                 yield f"lora.{name} without lora.rank: every weight is trained, there is no adapter; set lora.rank"
+        if config.quantization != "none":
+            yield (
+                f"quantization = {config.quantization} without lora.rank: four bits cannot be trained, only an adapter "
+                "beside them; set lora.rank, or leave quantization out"
+            )
         return
     if isinstance(lora.target_modules, tuple):
         if "all-linear" in lora.target_modules:
@@ -286,6 +304,8 @@ def _tool_problems(config: Config) -> Iterator[str]:
     tools = config.tools
     if (tools.mode == "live") != (tools.cassette is None):
         yield f"tools.mode = {tools.mode} with tools.cassette = {tools.cassette!r}: it goes with record and replay"
+    if tools.environment is not None and (problem := environment_problem(tools.environment)):
+        yield f'tools.environment = "{tools.environment}": {problem}'
     template = config.chat_template or ""
     if template.startswith(BUILTIN) and template.removeprefix(BUILTIN) not in TEMPLATES:
         known = ", ".join(f'"{BUILTIN}{name}"' for name in TEMPLATES)
@@ -337,6 +357,33 @@ def _ray_problems(config: Config) -> Iterator[str]:
     yield from refused_values("engine.kind", f'"{engine.kind}"', facts.refuses, lambda key: attrgetter(key)(config))
     if not is_own(engine.kind) and facts.has_url != (engine.url is not None):
         yield f"engine.kind = {engine.kind!r} with engine.url = {engine.url!r}: an address goes with openai, always"
+
+
+def _rank_problems(config: Config) -> Iterator[str]:
+    """What a learner over several ranks does not do, and what would reserve GPUs for nobody."""
+    runtime = config.runtime
+    if runtime.learner_gpus > 1:
+        yield (
+            f"runtime.learner_gpus = {runtime.learner_gpus:g}: one process learns on one GPU, and the others would be "
+            'reserved for nobody; set it to 1, or run without Ray (runtime.kind = "local") with runtime.learner_ranks'
+        )
+    if runtime.learner_ranks <= 1:
+        return
+    ranks = f"runtime.learner_ranks = {runtime.learner_ranks}"
+    not_yet = {
+        'runtime.kind = "ray": on Ray the learner is one process; use "local"': runtime.kind == "ray",
+        'engine.kind = "vllm": both want the one process group of this process; use "embedded"': (
+            config.engine.kind == "vllm"
+        ),
+        "lora.rank: an adapter is trained on one rank; leave one of the two out": config.lora.rank is not None,
+        'dtype = "bfloat16": shards are float32; use dtype = "float32"': config.dtype != "float32",
+        f'optim = "{config.optim}": what it remembers is not cut; use optim = "adamw"': config.optim != "adamw",
+        "alpha_sdpo or beta_replay: these losses are computed on one rank; leave one of the two out": (
+            config.alpha_sdpo > 0 or config.beta_replay > 0
+        ),
+        'device = "mps": it has no collectives; use "cpu" or "cuda"': config.device == "mps",
+    }
+    yield from (f"{ranks} with {what}" for what, found in not_yet.items() if found)
 
 
 def _batch_problems(config: Config) -> Iterator[str]:

@@ -37,7 +37,7 @@ from surefoot.tracking.text import shown_path
 
 
 STOPPED = 75
-CLOCKS = ("killswitch/", "timing/", "step_time", "tokens_per_second")
+CLOCKS = ("killswitch/", "timing/", "step_time", "tokens_per_second", "memory/peak")
 """Names that may differ between a run that is guarded and one that is not: the guard's own, and what a clock made."""
 
 TIMED = ("seconds", "grading_seconds")

@@ -54,7 +54,7 @@ def _first_entries(tensor: Tensor) -> Tensor:
     """(up to 4,) a view, whatever the tensor's strides are."""
     for _ in range(tensor.dim() - 1):
         tensor = tensor[0]
-    return tensor[:4]
+    return tensor[:4] if tensor.dim() else tensor[None]
 
 
 # -- Matrix products with a fixed number of rows, laid out for decoding ---------------------------

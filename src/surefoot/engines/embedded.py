@@ -21,6 +21,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -54,43 +55,58 @@ class BatchRow:
         return LENGTH if len(self.tokens) >= self.request.max_new_tokens else None
 
 
-class EmbeddedEngine(ServedVersion):
-    """Batched decoding with a KV cache over a fixed number of rows.
+class RowDecoder(Protocol):
+    """A forward pass in two forms, one prompt or one token for every row, on weights that it is handed."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+
+    @property
+    def pack_seconds(self) -> float:
+        """What laying out the weights in force has cost."""
+
+    @property
+    def head(self) -> object:
+        """Another object after every load."""
+
+    def load(self, weights: Weights) -> None:
+        """Take these weights, where they are."""
+
+    def unload(self) -> None:
+        """Let go of them."""
+
+    def check_untouched(self) -> None:
+        """Refuse weights that were changed in place after they were handed over."""
+
+    def prefill(self, prompt_ids: tuple[int, ...]) -> tuple[Any, Tensor]:
+        """What is kept of a prompt, and (V,) logits for the first completion token."""
+
+    def fill_rows(self, rows: list[int], kv: Any) -> None:
+        """Put what was kept of one prompt into these rows."""
+
+    def step(self, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """(R,) a token of each row, at (R,) positions, 0 in an idle row -> (R, V) logits for the next ones."""
+
+
+class BatchedEngine(ServedVersion):
+    """Batched, cached decoding over a fixed number of rows; whose forward pass it is, the decoder says.
 
     Args:
-        spec: the decoder's numbers.
-        rows: rollouts decoded side by side; rounded up to a multiple of 8 or 16.
+        rows: rollouts decoded side by side.
         max_width: longest prompt plus completion, in tokens.
-        device: where the weights it will be handed live.
     """
 
-    row_multiple = 0
-    """Row counts are multiples of this; 0 asks the layout of the weights."""
+    decoder: RowDecoder
 
-    def __init__(
-        self, spec: DecoderSpec, *, rows: int, max_width: int, device: str = "cpu", dtype: torch.dtype = torch.float32
-    ) -> None:
-        if max_width > spec.max_positions:
-            raise ConfigError(
-                f"prompt + completion may reach {max_width} tokens; the model's context is {spec.max_positions}",
-                "positions beyond the context were never trained",
-                "lower max_completion_length or max_prompt_length",
-            )
-        step = self.row_multiple or row_step(torch.device(device), dtype)
-        self.rows = -(-rows // step) * step
-        self.max_width = max_width
-        self.decoder = self._make_decoder(spec, rows=self.rows, max_width=max_width, device=device, dtype=dtype)
+    def __init__(self, decoder: RowDecoder, *, rows: int, max_width: int) -> None:
+        self.decoder, self.rows, self.max_width = decoder, rows, max_width
         self._slots: list[BatchRow | None]
         self._waiting: deque[tuple[int, Request]]
         self._prefilled_with: object
         self._tickets = itertools.count()
         self._clear_slots()
-        self._last_prefill: tuple[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] | None = None
-
-    def _make_decoder(
-        self, spec: DecoderSpec, *, rows: int, max_width: int, device: str, dtype: torch.dtype
-    ) -> Decoder:
-        return Decoder(spec, rows=rows, max_width=max_width, device=device, dtype=dtype)
+        self._last_prefill: tuple[tuple[int, tuple[int, ...]], tuple[Any, Tensor]] | None = None
 
     @property
     def pack_seconds(self) -> float:
@@ -223,7 +239,7 @@ class EmbeddedEngine(ServedVersion):
         if filled:
             self.decoder.fill_rows(filled, kv)
 
-    def _prefilled(self, prompt_ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _prefilled(self, prompt_ids: tuple[int, ...]) -> tuple[Any, Tensor]:
         """Keys, values and last logits of a prompt; once per group, even when its siblings enter in waves."""
         if self._last_prefill is None or self._last_prefill[0] != (self.version, prompt_ids):
             self._last_prefill = ((self.version, prompt_ids), self.decoder.prefill(prompt_ids))
@@ -271,3 +287,49 @@ class EmbeddedEngine(ServedVersion):
             slot.request.id, tuple(slot.tokens), tuple(slot.logprobs), reason, slot.version, self.version
         )
         return True
+
+
+class EmbeddedEngine(BatchedEngine):
+    """Batched decoding with a KV cache over a fixed number of rows.
+
+    Args:
+        spec: the decoder's numbers.
+        rows: rollouts decoded side by side; rounded up to a multiple of 8 or 16.
+        max_width: longest prompt plus completion, in tokens.
+        device: where the weights it will be handed live.
+    """
+
+    decoder: Decoder
+
+    row_multiple = 0
+    """Row counts are multiples of this; 0 asks the layout of the weights."""
+
+    def __init__(
+        self, spec: DecoderSpec, *, rows: int, max_width: int, device: str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        if spec.beyond:
+            raise EngineError(
+                f"the embedded engine does not compute {', '.join(spec.beyond)}",
+                "it would sample from another model than the one whose weights it is handed",
+                "use engines.transformers_engine.TransformersEngine",
+            )
+        check_context(max_width, spec.max_positions)
+        step = self.row_multiple or row_step(torch.device(device), dtype)
+        rows = -(-rows // step) * step
+        decoder = self._make_decoder(spec, rows=rows, max_width=max_width, device=device, dtype=dtype)
+        super().__init__(decoder, rows=rows, max_width=max_width)
+
+    def _make_decoder(
+        self, spec: DecoderSpec, *, rows: int, max_width: int, device: str, dtype: torch.dtype
+    ) -> Decoder:
+        return Decoder(spec, rows=rows, max_width=max_width, device=device, dtype=dtype)
+
+
+def check_context(max_width: int, context: int) -> None:
+    """Refuse rows that would not fit the model's context."""
+    if max_width > context:
+        raise ConfigError(
+            f"prompt + completion may reach {max_width} tokens; the model's context is {context}",
+            "positions beyond the context were never trained",
+            "lower max_completion_length or max_prompt_length",
+        )

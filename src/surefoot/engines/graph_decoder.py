@@ -40,7 +40,7 @@ DRAWN_AT_ONCE = 256
 """First tokens drawn at once: their distributions stand beside each other in memory."""
 IMPLEMENTED = frozenset({
     "model_type", "layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "norm_eps", "max_positions", "inv_freq",
-    "rope_scaling", "qkv_bias", "qk_norm", "tied_head",
+    "rope_scaling", "qkv_bias", "qk_norm", "tied_head", "beyond",
 })  # fmt: skip
 """Fields of `DecoderSpec` that this decoder obeys; with any other the slow one decodes (`graphs.not_implemented`)."""
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})

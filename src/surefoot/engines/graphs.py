@@ -38,6 +38,7 @@ def not_implemented(spec: DecoderSpec, request_type: type = Request) -> list[str
     """Names of what the fast path does not know; empty when it may be taken."""
     unknown = [f"DecoderSpec.{name}" for name in _names(spec) if name not in IMPLEMENTED]
     unknown += [f"Request.{name}" for name in _names(request_type) if name not in REQUEST_FIELDS]
+    unknown += spec.beyond
     return unknown + ([] if spec.model_type in MODEL_TYPES else [f"model_type {spec.model_type}"])
 
 

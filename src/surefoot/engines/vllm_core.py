@@ -94,7 +94,7 @@ def check_settings(settings: VllmSettings) -> None:
         raise ConfigError(
             f"vLLM was asked to serve {settings.dtype} on {settings.device}",
             "it is used in float32 or bfloat16, on cpu or cuda",
-            'set device = "cpu" or "cuda"; on a Mac keep engine.kind = "embedded"',
+            'set device = "cpu" or "cuda"; on a Mac leave engine.kind out',
         )
     context = int(settings.config.get("max_position_embeddings") or 0)
     if settings.rows < 1 or not 1 < settings.max_width <= context:
@@ -107,7 +107,7 @@ def check_settings(settings: VllmSettings) -> None:
         raise ConfigError(
             f"model_type = {settings.config.get('model_type')!r} has no known place in vLLM",
             "its weights could not be handed over and read back by name",
-            f'use one of {", ".join(ARCHITECTURES)}, or engine.kind = "embedded"',
+            f"use one of {', '.join(ARCHITECTURES)}, or leave engine.kind out",
         )
 
 
@@ -249,7 +249,7 @@ class VllmCore:
             raise EngineError(
                 f"vLLM does not start: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
                 f"its last words:\n{self.log_tail(20)}",
-                'see docs/engines.md; engine.kind = "embedded" needs no vLLM',
+                "see docs/engines.md; without engine.kind no vLLM is needed",
             ) from error
 
     def _refuse_hidden_weights(self) -> None:
@@ -360,7 +360,7 @@ def _import_vllm(log: _Log) -> tuple[Any, Any, Any]:
         raise ConfigError(
             f'engine.kind = "vllm", and vLLM cannot be imported: {error}',
             "this engine is vLLM",
-            'install it as docs/engines.md says, or set engine.kind = "embedded"',
+            "install it as docs/engines.md says, or leave engine.kind out",
         ) from error
     known = sampling_fields(Request("", (0,), 1, 1.0, frozenset(), 0)).keys() | _DERIVED
     public = {name for name in SamplingParams.__struct_fields__ if not name.startswith("_")}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,8 @@ from torch import Tensor
 from surefoot.errors import StateError
 from surefoot.learner import lora
 from surefoot.learner.memory import MAX_SPLITS
-from surefoot.learner.tensor_file import DTYPES, Spec, check_fits, read_header, read_tensors, write_tensors
+from surefoot.learner.optimizer import moments_of
+from surefoot.learner.tensor_file import DTYPES, Spec, check_fits, read_header, read_tensors, take_part, write_tensors
 from surefoot.protocols import ParameterUpdates
 from surefoot.storage.checkpoints import SCHEMA, older_format
 from surefoot.storage.failpoints import failpoint
@@ -52,13 +53,17 @@ OPTIMISER, MASTERS, REFERENCE, OLD = (
     f"{FOLDER}/{name}.safetensors" for name in ("optimiser", "masters", "reference", "old")
 )
 WEIGHTS = "model.safetensors"
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW keeps for each parameter."""
+USUAL = "adamw"
+OPTIM = "optim"
+"""Where a checkpoint's manifest names the optimiser that its state is of; AdamW where it says nothing."""
 CAPTURED = frozenset(
     "net adapter masters optimiser reference parameter_updates channels checked_tokens changed_entries splits _version "
     "_old _kl_seen _pushes".split()
 )
-DERIVED = frozenset({"settings", "tokenizer", "_torn", "_packed", "fused", "_fused_proven", "_tokens"})
+DERIVED = frozenset(
+    "settings tokenizer ranks _buffers _torn _packed _rows _copies _copied fused _fused_proven _tokens "
+    "recomputes".split()
+)
 """Fields of a learner that its config makes anew; a field in neither set would be lost at a resume."""
 
 Named = dict[str, Tensor]
@@ -119,7 +124,7 @@ def capture(learner: GRPOLearner) -> TrainingState:
         version=learner.version, pushes=learner._pushes, kl_seen=learner._kl_seen,
         checked_tokens=learner.checked_tokens, parameter_updates=learner.parameter_updates, idle=_idle(learner),
         weights=_saved(learner),
-        moments={name: dict(learner.optimiser.state[p]) for name, p in _stepped(learner)},
+        moments=_moments(learner),
         reference=None if learner.reference is None else weights_of(learner.reference), old=dict(learner._old),
         splits=learner.splits, changed_entries=learner.changed_entries,
         masters=None if learner.masters is None else dict(learner.masters.tensors),
@@ -130,23 +135,24 @@ def restore(learner: GRPOLearner, state: TrainingState) -> None:
     """Put a state into a learner of the same model; what does not fit is refused by name, and nothing is changed."""
     check_state(learner, state)
     with torch.no_grad():
-        _copy_into(_saved(learner), state.weights)
+        _copy_into(_saved(learner), state.weights, learner.ranks.put)
         if learner.adapter is not None:
             learner.adapter.restored()
         if learner.masters is not None and state.masters is not None:
-            _copy_into(learner.masters.tensors, state.masters)
+            _copy_into(learner.masters.tensors, state.masters, learner.ranks.put)
         if learner.reference is not None and state.reference is not None:
-            _copy_into(weights_of(learner.reference), state.reference)
+            _copy_into(weights_of(learner.reference), state.reference, learner.ranks.put)
         learner.forget_gradients()
         learner.optimiser.state.clear()
         for name, parameter in learner.trained().items():
             if name in state.moments:
-                learner.optimiser.state[parameter] = _on_device(state.moments[name], parameter.device)
+                kept = {key: learner.ranks.part(value) for key, value in state.moments[name].items()}
+                learner.optimiser.state[parameter] = _on_device(kept, parameter.device)
     learner._old = {key: value.detach().to(learner.device, copy=True) for key, value in state.old.items()}
     learner._version, learner._pushes, learner._kl_seen = state.version, state.pushes, state.kl_seen
     learner.checked_tokens, learner.parameter_updates = state.checked_tokens, state.parameter_updates
     learner.splits, learner._torn = state.splits, False
-    learner.changed_entries = state.changed_entries
+    learner.changed_entries, learner._copied = state.changed_entries, None
     if learner.channels is not None:
         learner.channels._dead = dict(state.idle)
 
@@ -164,13 +170,13 @@ def check_state(learner: GRPOLearner, state: TrainingState) -> None:
         raise _misfit(f"{has} has a reference model (beta > 0), {has_not} has none")
     if learner.reference is not None and state.reference is not None:
         _check_tensors("reference", state.reference, _specs(weights_of(learner.reference)))
-    parameters = learner.trained()
+    parameters = learner.wholes()
     if unknown := sorted(state.moments.keys() - parameters):
         raise _misfit(f"the optimiser state has {len(unknown)} parameters that the model has not, first {unknown[0]!r}")
     for name, kept in state.moments.items():
-        _check_tensors(f"optimiser state of {name}", kept, moment_specs(parameters[name]))
-        if float(kept["step"]) < 0 or float(kept["step"]) % 1:
-            raise _misfit(f"the optimiser state of {name} counts {float(kept['step'])} steps")
+        _check_tensors(f"optimiser state of {name}", kept, moment_specs(learner.optimiser, parameters[name]))
+        if (steps := float(kept.get("step", 0.0))) < 0 or steps % 1:
+            raise _misfit(f"the optimiser state of {name} counts {steps} steps")
     for (group, index), value in state.old.items():
         if value.dim() != 1 or not value.is_floating_point() or not bool(value.isfinite().all()):
             raise _misfit(f"the old logprobs of {group!r}/{index} are not a row of finite numbers")
@@ -202,10 +208,9 @@ def _weights_file(learner: GRPOLearner) -> str:
     return WEIGHTS if learner.adapter is None else lora.WEIGHTS
 
 
-def moment_specs(parameter: Tensor) -> dict[str, Spec]:
-    """What AdamW keeps for this parameter."""
-    own = Spec.of(parameter)
-    return {"step": Spec("F32", ()), "exp_avg": own, "exp_avg_sq": own}
+def moment_specs(optimiser: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Spec]:
+    """What this optimiser keeps for this parameter."""
+    return moments_of(optimiser).specs(parameter)
 
 
 def save_training_checkpoint(
@@ -225,6 +230,9 @@ def save_training_checkpoint(
     state = capture(learner)
     if learner.adapter is not None:
         learner.adapter.check_base()
+    if learner.ranks.index > 0:
+        _take_part(learner, state)
+        return folder
     temporary = folder.with_name(f".{folder.name}.partial")
     try:
         if temporary.exists():
@@ -235,8 +243,9 @@ def save_training_checkpoint(
         failpoint("checkpoint.before_files")
         _write_model_files(learner, tokenizer, temporary)
         known = write_state(state, temporary, step=step, extra=extra or {}, weights=_weights_file(learner))
-        facts = {"schema": SCHEMA, "step": step, "version": state.version}
+        facts: dict[str, Any] = {"schema": SCHEMA, "step": step, "version": state.version}
         facts |= {} if learner.adapter is None else learner.adapter.facts()
+        facts |= {} if learner.settings.optim == USUAL else {OPTIM: learner.settings.optim}
         failpoint("checkpoint.before_commit")
         return commit_folder(temporary, folder, facts, known=known)
     except OSError as error:
@@ -249,9 +258,18 @@ def write_state(
     state: TrainingState, folder: Path, *, step: int, extra: Mapping[str, Any], weights: str = WEIGHTS
 ) -> dict[str, ManifestEntry]:
     """The files of a state below `folder`, which is not yet visible; returns size and SHA-256 of the large ones."""
+    files = _files(state, weights)
+    entries = {name: write_tensors(folder / name, tensors) for name, tensors in files.items()}
+    failpoint("checkpoint.after_weights")
+    write_json(folder / STATE, _as_json(state, step) | {"extra": dict(extra)})
+    return entries
+
+
+def _files(state: TrainingState, weights: str) -> dict[str, Named]:
+    """The tensor files of a state, in the order in which they are written."""
     files: dict[str, Named] = {
         weights: state.weights,
-        OPTIMISER: {f"{key}/{name}": kept[key] for name, kept in state.moments.items() for key in MOMENTS},
+        OPTIMISER: {f"{key}/{name}": value for name, kept in state.moments.items() for key, value in kept.items()},
     }
     if state.masters is not None:
         files[MASTERS] = state.masters
@@ -259,10 +277,13 @@ def write_state(
         files[REFERENCE] = state.reference
     if state.old:
         files[OLD] = {"old": torch.cat(list(state.old.values()))}
-    entries = {name: write_tensors(folder / name, tensors) for name, tensors in files.items()}
-    failpoint("checkpoint.after_weights")
-    write_json(folder / STATE, _as_json(state, step) | {"extra": dict(extra)})
-    return entries
+    return files
+
+
+def _take_part(learner: GRPOLearner, state: TrainingState) -> None:
+    """The other ranks' side of `write_state`, which one of them does: the same tensors in the same order."""
+    for tensors in _files(state, _weights_file(learner)).values():
+        take_part(tensors)
 
 
 def _write_model_files(learner: GRPOLearner, tokenizer: Any, folder: Path) -> None:
@@ -300,6 +321,15 @@ def _idle(learner: GRPOLearner) -> dict[str, int]:
     return {} if learner.channels is None else dict(learner.channels._dead)
 
 
+def _moments(learner: GRPOLearner) -> dict[str, Named]:
+    """What the optimiser remembers of each parameter, whole."""
+    wholes, ranks = learner.wholes(), learner.ranks
+    return {
+        name: {key: ranks.as_whole(value, wholes[name]) for key, value in learner.optimiser.state[p].items()}
+        for name, p in _stepped(learner)
+    }
+
+
 def _stepped(learner: GRPOLearner) -> Iterator[tuple[str, Any]]:
     """Parameters that the optimiser has a memory of."""
     for name, parameter in learner.trained().items():
@@ -322,10 +352,12 @@ def _check_tensors(what: str, found: Mapping[str, Tensor], expected: Mapping[str
             raise _misfit(f"{what}: {name} holds a number that is not finite")
 
 
-def _copy_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+def _copy_into(
+    targets: Mapping[str, Tensor], values: Mapping[str, Tensor], put: Callable[[Tensor, Tensor], Any] = Tensor.copy_
+) -> None:
     """Keep the memory, change the numbers: tied weights stay tied, engines keep their views."""
     for name, target in targets.items():
-        target.copy_(values[name])
+        put(target, values[name])
 
 
 def _on_device(kept: Mapping[str, Tensor], device: torch.device) -> Named:
@@ -455,14 +487,20 @@ def _expected(learner: GRPOLearner, manifest: Manifest, record: Mapping[str, Any
         raise refusal(manifest.folder, f"it holds {holds}")
     if learner.adapter is not None:
         learner.adapter.refuse_other_base(manifest)
-    parameters = learner.trained()
+    parameters = learner.wholes()
     if unknown := sorted(set(record["stepped"]) - parameters.keys()):
         raise refusal(path, f"{len(unknown)} stepped parameters are not in this model, first {unknown[0][:200]!r}")
     if record["has_reference"] != (learner.reference is not None):
         has = "a reference model" if record["has_reference"] else "no reference model"
         raise refusal(path, f"it was saved with {has}, this run has beta = {learner.settings.loss.beta}")
     weights = _specs(_saved(learner))
-    moments = {f"{key}/{name}": moment_specs(parameters[name])[key] for name in record["stepped"] for key in MOMENTS}
+    if (optim := manifest.facts.get(OPTIM, USUAL)) != learner.settings.optim:
+        raise refusal(manifest.folder, f"its optimiser is {str(optim)[:40]!r}, this run has {learner.settings.optim!r}")
+    moments = {
+        f"{key}/{name}": spec
+        for name in record["stepped"]
+        for key, spec in moment_specs(learner.optimiser, parameters[name]).items()
+    }
     expected = {_weights_file(learner): weights, OPTIMISER: moments}
     if (MASTERS in manifest.files) != (learner.masters is not None):
         had, has = ("with", "without") if learner.masters is None else ("without", "with")
@@ -506,17 +544,25 @@ def _read_state(manifest: Manifest, record: Mapping[str, Any], expected: Expecte
     for name, specs in expected.items():  # all headers before the first tensor
         check_fits(manifest.path(name), read_header(manifest.path(name)), specs)
     tensors = {name: read_tensors(manifest.path(name), specs) for name, specs in expected.items()}
-    moments = tensors[OPTIMISER]
     return TrainingState(
         version=record["version"], pushes=record["pushes"], kl_seen=record["kl_seen"],
         checked_tokens=record["checked_tokens"],
         parameter_updates=_parameter_updates(manifest.path(STATE), record["census"]),
         splits=record["splits"], changed_entries=record["changed_entries"], idle=record["idle"],
         weights=next(tensors[name] for name in (WEIGHTS, lora.WEIGHTS) if name in tensors),
-        moments={name: {key: moments[f"{key}/{name}"] for key in MOMENTS} for name in record["stepped"]},
+        moments=_by_parameter(tensors[OPTIMISER], record["stepped"]),
         masters=tensors.get(MASTERS), reference=tensors.get(REFERENCE),
         old=_old(manifest.path(STATE), record, tensors.get(OLD)),
     )  # fmt: skip
+
+
+def _by_parameter(tensors: Named, stepped: Sequence[str]) -> dict[str, Named]:
+    """`exp_avg/model.norm.weight` and its like, under the parameter's name."""
+    found: dict[str, Named] = {name: {} for name in stepped}
+    for path, value in tensors.items():
+        key, _, name = path.partition("/")
+        found[name][key] = value
+    return found
 
 
 def _old(path: Path, record: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> dict[tuple[str, int], Tensor]:

@@ -9,16 +9,21 @@ Q query heads per key/value head, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the community's name
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
-from surefoot.errors import InvariantError
+from surefoot.errors import InvariantError, ModelError
+from surefoot.learner.any_forward import score_rows
+from surefoot.learner.architectures import SHARED, rows_together
 from surefoot.maths.logprobs import TokenScores, score_tokens_chunked
 from surefoot.maths.packing import Batch
 
@@ -135,6 +140,53 @@ def sibling_attention(decoder: Any) -> Iterator[None]:
         decoder.config._attn_implementation = before
 
 
+# -- Layers that are computed again in the backward pass instead of being kept (`gradient_checkpointing`)
+
+
+@contextmanager
+def recomputed_layers(net: Any, *, wanted: bool = True) -> Iterator[None]:
+    """A forward pass in this block keeps the input of each layer for its backward pass, and nothing inside of it."""
+    layers = layers_of(net) if wanted else []
+    for layer in layers:
+        layer.forward = partial(_recomputed, net.get_decoder().config, layer.forward)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # the class's own is there again
+
+
+def layers_of(net: Any) -> list[Any]:
+    """The layers of its decoder, one after the other."""
+    decoder = net.get_decoder()
+    found = next((each for name in ("layers", "h") if (each := getattr(decoder, name, None)) is not None), None)
+    if found is None:
+        raise ModelError(
+            f"gradient_checkpointing with architecture {net.config.model_type!r}: its decoder has no list of layers",
+            "what would be computed again is not known", "set gradient_checkpointing = false",
+        )  # fmt: skip
+    return list(found)
+
+
+def _recomputed(config: Any, forward: Callable[..., Any], *args: Any, **words: Any) -> Any:
+    """A layer is computed again when `sibling_attention` has long been left: it attends as it did the first time."""
+    attention = config._attn_implementation
+
+    def run(*again: Any) -> Any:
+        before, config._attn_implementation = config._attn_implementation, attention
+        try:
+            return forward(*again, **words)
+        finally:
+            config._attn_implementation = before
+
+    return recompute(run, *args)
+
+
+def recompute(block: Callable[..., Any], *args: Any) -> Any:
+    """What `block` makes of these; what its backward pass needs is computed again when it is needed."""
+    return checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False)  # nothing in it draws
+
+
 # -- Hidden states of completion tokens, without paying for the prompt once per sibling -----------
 # Siblings share their prompt. Running it once and letting every sibling attend to it costs
 # U*P + B*T tokens instead of B*(P + T); gradients flow into the shared prompt from all of them.
@@ -147,19 +199,35 @@ SHARING_PAYS = 0.8
 """Share the prompt when that leaves at most this fraction of the tokens; a plain call is simpler."""
 
 
+SHARDED_ENTRY = "surefoot_score_here"
+"""Where a sharded network has `score_here`: entered there, it gathers the weights outside of its layers too."""
+_together: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""How rows of each network are put together, found once."""
+
+
 def score_batch(net: Any, batch: Batch, *, temperature: float, with_entropy: bool) -> TokenScores:
     """Log-probability of every trained token of a batch, at the sampling temperature.
 
     Returns:
         `TokenScores` of shape (B, T); positions outside `batch.mask` hold 0 and no gradient.
     """
-    hidden = completion_hidden(net, batch)[batch.mask]  # (N, H): padding never reaches the head
-    ids = batch.completion_ids[batch.mask]
-    head = net.get_output_embeddings()
-    scores = score_tokens_chunked(
-        hidden, head.weight, ids, bias=head.bias, temperature=temperature, with_entropy=with_entropy,
-        keep_bytes=LOGITS_BUDGET,
-    )  # fmt: skip
+    if (entry := getattr(net, SHARDED_ENTRY, None)) is not None:
+        return entry(batch, temperature=temperature, with_entropy=with_entropy)  # type: ignore[no-any-return]
+    return score_here(net, batch, temperature=temperature, with_entropy=with_entropy)
+
+
+def score_here(net: Any, batch: Batch, *, temperature: float, with_entropy: bool) -> TokenScores:
+    """`score_batch`, of a network whose weights are all there."""
+    if (_together.get(net) or _together.setdefault(net, rows_together(net.config))) == SHARED:
+        hidden = completion_hidden(net, batch)[batch.mask]  # (N, H): padding never reaches the head
+        head = net.get_output_embeddings()
+        scores = score_tokens_chunked(
+            hidden, head.weight, batch.completion_ids[batch.mask], bias=head.bias, temperature=temperature,
+            with_entropy=with_entropy, keep_bytes=LOGITS_BUDGET,
+        )  # fmt: skip
+    else:
+        require_in_place(batch)
+        scores = score_rows(net, batch, temperature=temperature, with_entropy=with_entropy)
     entropy = None if scores.entropy is None else _spread(scores.entropy, batch.mask)
     return TokenScores(_spread(scores.logprobs, batch.mask), entropy)
 
@@ -213,28 +281,24 @@ class _Layout(NamedTuple):
 
 
 def lay_out(batch: Batch, prompts: list[tuple[int, ...]], owner: Tensor) -> _Layout:
-    """Where everything stands in the row; `prompts` and `owner` are those of `distinct_prompts`."""
-    ids = [token for prompt in prompts for token in prompt]
-    positions = [place for prompt in prompts for place in range(len(prompt))]
-    ends = torch.tensor([len(p) for p in prompts]).cumsum(0) - 1  # where each prompt's last token stands
-    lengths: list[int] = []
-    width = batch.mask.shape[1]
-    where: list[list[int]] = []
-    rows = zip(owner.tolist(), batch.completion_ids.tolist(), batch.mask.tolist(), strict=True)
-    for u, completion, mask in rows:
-        # What comes behind the last trained token predicts nothing that is asked for.
-        length = width - mask[::-1].index(True) if True in mask else 1
-        where.append([int(ends[u]), *range(len(ids), len(ids) + length - 1), *[0] * (width - length)])
-        ids += completion[: length - 1]
-        positions += range(len(prompts[u]), len(prompts[u]) + length - 1)
-        lengths.append(length - 1)
-    device = batch.mask.device
-    return _Layout(
-        torch.tensor([ids], device=device),
-        torch.tensor([positions], device=device),
-        lengths,
-        torch.tensor(where, device=device),
-    )
+    """Where everything stands in the row; `prompts` and `owner` are those of `distinct_prompts`.
+
+    On the CPU, in a few calls over the whole batch: lists of numbers cost a tenth of a fast learner's step.
+    """
+    device, mask, completions = batch.mask.device, batch.mask.cpu(), batch.completion_ids.cpu()
+    owner, prompt_lens = owner.cpu(), torch.tensor([len(p) for p in prompts])
+    steps = torch.arange(mask.shape[1])
+    # What comes behind the last trained token predicts nothing that is asked for; nor does that token itself.
+    last = torch.cat([torch.zeros(len(mask), 1, dtype=torch.long), mask * steps], dim=1).amax(1)  # (B,)
+    inside = steps < last[:, None]  # (B, T) completion tokens that are in the row
+    ends = prompt_lens.cumsum(0)
+    begins = int(ends[-1]) + last.cumsum(0) - last
+    where = torch.where(steps <= last[:, None], begins[:, None] + steps - 1, 0)
+    where[:, :1] = (ends[owner] - 1)[:, None]  # the first one is predicted by its prompt's last token
+    ids = torch.cat([torch.tensor([token for prompt in prompts for token in prompt]), completions[inside]])
+    behind = (prompt_lens[owner][:, None] + steps)[inside]
+    positions = torch.cat([*(torch.arange(len(p)) for p in prompts), behind])
+    return _Layout(ids[None].to(device), positions[None].to(device), last.tolist(), where.to(device))
 
 
 def _shared(net: Any, layout: _Layout, prompts: list[tuple[int, ...]], owner: Tensor) -> Tensor:

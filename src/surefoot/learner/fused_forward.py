@@ -18,13 +18,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the community's name
 
-from surefoot.learner.forward import PackedIndex, build_packed_index, distinct_prompts, lay_out, mix, require_in_place
+from surefoot.learner.architectures import beyond_plain
+from surefoot.learner.forward import (
+    PackedIndex,
+    build_packed_index,
+    distinct_prompts,
+    lay_out,
+    mix,
+    recompute,
+    require_in_place,
+)
 from surefoot.maths.fused import has_kernels
 from surefoot.maths.fused_training import Gate, Gather, Kernels, Norm, Rotation, kernels, score_tokens_fused
 from surefoot.maths.logprobs import TokenScores, require_scorable
 from surefoot.maths.packing import Batch
 
-MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 LAYER_PARTS = frozenset({
     "input_layernorm.weight", "post_attention_layernorm.weight", *(f"self_attn.{n}_proj.weight" for n in "qkvo"),
     *(f"self_attn.{n}_proj.bias" for n in "qkv"), *(f"self_attn.{n}_norm.weight" for n in "qk"),
@@ -40,10 +48,8 @@ def why_not_fused(net: Any, *, on_cpu: bool = False) -> list[str]:
     Args:
         on_cpu: tests run it there.
     """
-    config, found = net.config, []
+    found = list(beyond_plain(net.config))
     parameters = dict(net.named_parameters())
-    if config.model_type not in MODEL_TYPES:
-        found.append(f"model_type {config.model_type}")
     devices = {parameter.device for parameter in parameters.values()}
     if not on_cpu and not (len(devices) == 1 and has_kernels(next(iter(devices)))):
         found.append(f"device {', '.join(map(str, devices))}")
@@ -51,8 +57,6 @@ def why_not_fused(net: Any, *, on_cpu: bool = False) -> list[str]:
         found.append("parameters of several dtypes")
     if net.training:
         found.append("train mode")
-    if getattr(config, "hidden_act", "silu") != "silu":
-        found.append(f"hidden_act {config.hidden_act}")
     found += [name for name in parameters if not _known(name)]
     return found
 
@@ -64,8 +68,13 @@ def _known(name: str) -> bool:
     return name.startswith("model.layers.") and head.isdigit() and rest in LAYER_PARTS
 
 
-def score_batch_fused(net: Any, batch: Batch, *, temperature: float, use: Kernels | None = None) -> TokenScores:
+def score_batch_fused(
+    net: Any, batch: Batch, *, temperature: float, use: Kernels | None = None, recomputes: bool = False
+) -> TokenScores:
     """As `forward.score_batch`, with entropy.
+
+    Args:
+        recomputes: see there.
 
     Returns:
         `TokenScores` of shape (B, T); positions outside `batch.mask` hold 0 and no gradient.
@@ -80,7 +89,7 @@ def score_batch_fused(net: Any, batch: Batch, *, temperature: float, use: Kernel
     require_scorable(ids.shape, ids, weight.shape[0], temperature)
     queries = net.config.num_attention_heads // net.config.num_key_value_heads
     packed_index = build_packed_index([len(p) for p in prompts], layout.lengths, owner, queries, weight.dtype)
-    states = _hidden(net, layout.ids, layout.positions, packed_index, use)
+    states = _hidden(net, layout.ids, layout.positions, packed_index, use, recomputes)
     hidden = states.index_select(0, layout.where.flatten()[places])
     scores = score_tokens_fused(hidden, weight, ids, temperature=temperature, use=use)
     assert scores.entropy is not None, "it comes with every score"
@@ -95,7 +104,9 @@ def _spread(values: Tensor, places: Tensor, mask: Tensor) -> Tensor:
     return flat.index_copy(0, places, values).view(mask.shape)
 
 
-def _hidden(net: Any, ids: Tensor, positions: Tensor, packed_index: PackedIndex, use: Kernels) -> Tensor:
+def _hidden(
+    net: Any, ids: Tensor, positions: Tensor, packed_index: PackedIndex, use: Kernels, recomputes: bool
+) -> Tensor:
     """(N, H) the last hidden state of every token of the row."""
     decoder, eps = net.model, net.config.rms_norm_eps
     x = F.embedding(ids[0], decoder.embed_tokens.weight)
@@ -107,13 +118,23 @@ def _hidden(net: Any, ids: Tensor, positions: Tensor, packed_index: PackedIndex,
     y = Norm.apply(x, None, decoder.layers[0].input_layernorm.weight, eps, use)  # type: ignore[no-untyped-call]
     norms = [*(layer.input_layernorm for layer in decoder.layers), decoder.norm][1:]
     for layer, following in zip(decoder.layers, norms, strict=True):
-        mixed = _attention(layer.self_attn, y, tables, packed_index, places, real, eps, use)
-        x, y = Norm.apply(x, mixed, layer.post_attention_layernorm.weight, eps, use)  # type: ignore[no-untyped-call]
-        mlp = layer.mlp
-        opened = Gate.apply(mlp.gate_proj(y), mlp.up_proj(y), use)  # type: ignore[no-untyped-call]
-        x, y = Norm.apply(x, mlp.down_proj(opened), following.weight, eps, use)  # type: ignore[no-untyped-call]
+
+        def block(x: Tensor, y: Tensor, layer: Any = layer, following: Any = following) -> tuple[Tensor, Tensor]:
+            mixed = _attention(layer.self_attn, y, tables, packed_index, places, real, eps, use)
+            return _rest(layer, following, x, mixed, eps, use)
+
+        x, y = recompute(block, x, y) if recomputes else block(x, y)
     hidden: Tensor = y
     return hidden
+
+
+def _rest(layer: Any, following: Any, x: Tensor, mixed: Tensor, eps: float, use: Kernels) -> tuple[Tensor, Tensor]:
+    """From attention to the next layer: the residual stream, and it normed."""
+    x, y = Norm.apply(x, mixed, layer.post_attention_layernorm.weight, eps, use)  # type: ignore[no-untyped-call]
+    mlp = layer.mlp
+    opened = Gate.apply(mlp.gate_proj(y), mlp.up_proj(y), use)  # type: ignore[no-untyped-call]
+    x, y = Norm.apply(x, mlp.down_proj(opened), following.weight, eps, use)  # type: ignore[no-untyped-call]
+    return x, y
 
 
 def _attention(

@@ -4,37 +4,40 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from surefoot.config import MICROBATCH_TOKENS
 from surefoot.errors import InvariantError, NumericsError
 from surefoot.guards import invariants
 from surefoot.learner import checkpoint
+from surefoot.learner.architectures import lasting_buffers
 from surefoot.learner.auxiliary_losses import AuxiliaryLosses
-from surefoot.learner.forward import score_batch
+from surefoot.learner.forward import recomputed_layers, score_batch
 from surefoot.learner.fused_forward import score_batch_fused, why_not_fused
+from surefoot.learner.fused_options import unlisted
 from surefoot.learner.lora import Adapter, Merged
 from surefoot.learner.memory import (
     MAX_SPLITS,
     is_out_of_memory,
     largest_piece,
     memory_limit,
-    microbatch_tokens,
+    plan_step,
     split_note,
+    take_peak,
 )
 from surefoot.learner.nonfinite import nonfinite_error, nonfinite_sources, not_finite
 from surefoot.learner.optimizer import all_finite, allocate_moments, make_optimizer, moments
 from surefoot.learner.precision import make_master_weights
 from surefoot.learner.samples import split_microbatches
 from surefoot.learner.schedule import learning_rate_at
+from surefoot.learner.sharding import OneRank, as_stats, check_dealt, gather_into, plain_stats
 from surefoot.learner.updates import CountedStep, StepUpdates, check_rate, check_taken_in, watch_updates
 from surefoot.maths import stats
 from surefoot.maths.logprobs import TokenScores
@@ -61,11 +64,14 @@ class LearnerSettings:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     adam_epsilon: float = 1e-8
+    optim: str = "adamw"
     max_grad_norm: float = 1.0
     microbatch_size: int = 0
     mask_truncated: bool = False
     cuda_kernels: bool = True
     """On a GPU, the fused forward pass and microbatches by free memory."""
+    gradient_checkpointing: bool | str = False
+    """Or "auto": where the first step would not fit otherwise."""
     reference_sync_steps: int | None = None
     parity_tolerance: float = 1e-4
     max_staleness: int = 0
@@ -95,37 +101,52 @@ class GRPOLearner:
         masters: the network's parameters in the precision of its file, where it computes in a coarser one.
         tokenizer: saved beside the weights; a learner without one cannot be saved.
         adapter: of `net`, whose other weights it has frozen; None where every weight is trained.
+        ranks: who else trains this policy; `net` is cut into shards here, so it must be whole when it is given.
     """
 
     def __init__(
         self, net: Any, settings: LearnerSettings, channels: AuxiliaryLosses | None = None,
         masters: Mapping[str, Tensor] | None = None, tokenizer: Any = None, adapter: Adapter | None = None,
+        ranks: OneRank | None = None,
     ) -> None:  # fmt: skip
+        self.ranks = ranks or OneRank()
         self.net, self.settings, self.channels, self.tokenizer = net, settings, channels, tokenizer
         self.adapter = adapter
+        self._buffers = lasting_buffers(net)
         self._version = 0
         self.parameter_updates: ParameterUpdates | None = None
         self.reference = _frozen_copy(net) if settings.loss.beta > 0 and adapter is None else None
+        for each in (net, self.reference):
+            if each is not None:
+                self.ranks.shard(each)
         self.checked_tokens = 0
         self.changed_entries = 0
         """Parameter entries that optimiser steps changed, summed over the steps of the run."""
         self._old: dict[tuple[str, int], Tensor] = {}
         self._packed: list[BatchStats] = []
         """What packing saw of this attempt at a step, piece by piece."""
+        self._rows: list[tuple[str, int]] = []
+        """Samples that this attempt has scored, by group and index; on this rank."""
+        self._copies: dict[str, Tensor] = {}
+        """Whole weights for engines, where those that are trained are in shards."""
+        self._copied: int | None = None
         self._kl_seen = False
         self._pushes = 0  # applied steps with a gradient from rewards: after those the policy has left its start
         self.splits = 0
         """How often microbatches were halved because memory ran out."""
-        self.fused = settings.cuda_kernels and not why_not_fused(net)
+        known = not why_not_fused(net) and not unlisted(settings)
+        self.fused = settings.cuda_kernels and self.ranks.size == 1 and known
         """Whether fused kernels compute the forward pass."""
         self._fused_proven = not self.fused
         self._tokens = 0
+        self.recomputes = False
+        """Whether layers are computed again in the backward pass; decided before the first step."""
         self._torn = False  # a step has begun and not ended: the weights belong to no version
         self.masters = None if adapter is not None else make_master_weights(net, masters)
         """What is trained where the network computes in bfloat16; None where its own parameters are."""
         self.optimiser = make_optimizer(
             self.trained().values(), learning_rate=settings.learning_rate, weight_decay=settings.weight_decay,
-            betas=settings.betas, epsilon=settings.adam_epsilon,
+            betas=settings.betas, epsilon=settings.adam_epsilon, kind=settings.optim,
         )  # fmt: skip
 
     @property
@@ -158,18 +179,36 @@ class GRPOLearner:
         return checkpoint.load_training_checkpoint(self, folder).extra
 
     def weights(self) -> Weights:
-        """The current parameters by Hugging Face name, as engines get them: views, or an adapter's merged ones."""
-        return dict(self.net.named_parameters()) if self.adapter is None else self.adapter.published(self._version)
+        """Parameters and lasting buffers by name, as engines get them: views, or an adapter's merged ones.
+
+        Of shards, copies that were gathered one tensor at a time; their memory is that of the next version.
+        """
+        own = dict(self.net.named_parameters()) if self.adapter is None else self.adapter.published(self._version)
+        if self.ranks.size > 1 and self.adapter is None:
+            own = self._gathered(own)
+        return {**own, **self._buffers}
+
+    def _gathered(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self._copied != self._version:
+            self._copied = None
+            with torch.no_grad():
+                gather_into(self._copies, shards, keep=self.ranks.index == 0)
+            self._copied = self._version
+        return dict(self._copies)
 
     def trained(self) -> dict[str, Tensor]:
         """What the optimiser steps, by name: the parameters themselves, their float32 masters, or an adapter alone."""
-        own = dict(self.net.named_parameters()) if self.adapter is None else self.adapter.trained
+        own = self.ranks.own(self.net) if self.adapter is None else self.adapter.trained
         return own if self.masters is None else own | self.masters.tensors
+
+    def wholes(self) -> dict[str, Tensor]:
+        """What is trained, as a checkpoint holds it: whole tensors, gathered only when somebody reads them."""
+        return self.trained() if self.ranks.size == 1 else dict(self.net.named_parameters())
 
     def forget_gradients(self) -> None:
         """Gradients of what is trained, and any that an interrupted backward pass left on its way there."""
         self.optimiser.zero_grad(set_to_none=True)
-        if self.masters is not None:
+        if self.masters is not None or self.ranks.size > 1:
             self.net.zero_grad(set_to_none=True)
 
     def score(self, texts: Sequence[Scored], *, temperature: float) -> list[tuple[float, ...]]:
@@ -195,11 +234,13 @@ class GRPOLearner:
             invariants.check_fresh(samples, self._version, self.settings.max_staleness)
         moving = [s for s in samples if self._moves(s)]
         notes: list[tuple[str, str]] = []
+        if self._tokens == 0:  # once, so that a step is cut as the one before
+            self._tokens, self.recomputes = plan_step(self, samples)
         while (report := self._attempt(samples, moving, iteration)) is None:
             notes.append(self._split(moving or samples))
         if not report.applied:
             report = replace(report, suspects=self._nonfinite_sources(samples, moving, iteration, report.suspects))
-        return replace(report, notes=tuple(notes))
+        return replace(report, notes=tuple(notes), memory_peak=take_peak(self.device))
 
     def _attempt(self, samples: Sequence[TrainSample], moving: list[TrainSample], iteration: int) -> StepReport | None:
         """The whole step, or None when memory ran out before a weight was touched; then nothing of it is left."""
@@ -210,9 +251,11 @@ class GRPOLearner:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            if self._torn:
+            if self._torn or self.ranks.size > 1:  # the other ranks are in the middle of it, with their own cut
                 piece = largest_piece(moving, self.settings.microbatch_size, self.splits, tokens=self._room())
-                raise memory_limit(self.net, piece, splits=self.splits, version=self._version, torn=True) from error
+                raise memory_limit(
+                    self.net, piece, splits=self.splits, version=self._version, torn=self._torn
+                ) from error
         # Only here, behind the except clause: until its end the error's traceback keeps every activation alive.
         self.forget_gradients()
         self.checked_tokens = checked
@@ -237,25 +280,43 @@ class GRPOLearner:
             self._old.clear()
         totals = self._totals(samples)
         self.forget_gradients()
-        self._packed = []
-        pieces = split_microbatches(moving, self.settings.microbatch_size, self.splits, tokens=self._room())
-        parts = [self._backward(piece, totals, iteration) for piece in pieces]
+        self._packed, self._rows = [], []
+        checked = self.checked_tokens
+        pieces = self.ranks.pieces(moving, self._cut)
+        parts = [self._backward(piece, totals, iteration) if counts else self._echo(piece) for piece, counts in pieces]
+        self.ranks.take_gradients(self.net)
         if samples and not moving and self._version == 0 and iteration == 0:
             parts = [self._parity_only(samples)]
-        parts.append(self._unscored(samples, moving, totals))
+        parts = [self._of_all_ranks(parts, moving, checked), self._unscored(samples, moving, totals)]
+        if iteration == 0:
+            self.ranks.share_old(self._old, moving)
         metrics = stats.finish(stats.merge(parts))
         if iteration == 0 and samples:
             self._check_parity(metrics, moving or samples)
         if self.channels is not None and math.isfinite(metrics.get("loss", 0.0)):
-            added = self.channels.backward(self.net, samples, self._version, self.splits)
+            with recomputed_layers(self.net, wanted=self.recomputes):
+                added = self.channels.backward(self.net, samples, self._version, self.splits)
             metrics = stats.finish(stats.merge([*parts, *added])) | self.channels.facts
         return metrics
 
+    def _cut(self, samples: list[TrainSample]) -> Iterator[list[TrainSample]]:
+        return split_microbatches(samples, self.settings.microbatch_size, self.splits, tokens=self._room())
+
+    def _of_all_ranks(self, parts: Sequence[stats.Sums], moving: Sequence[TrainSample], checked: int) -> stats.Sums:
+        """The statistics of all ranks, and what each of them packed; every sample that moves was scored by one."""
+        own = stats.merge(parts)
+        if self.ranks.size == 1:
+            return own
+        told = self.ranks.exchange([self._rows, plain_stats(self._packed), self.checked_tokens - checked])
+        if moving:
+            check_dealt([rows for rows, _, _ in told], moving)
+        self._packed = [each for _, packed, _ in told for each in as_stats(packed)]
+        self.checked_tokens = checked + sum(count for _, _, count in told)
+        return {name: value.to(self.device) for name, value in self.ranks.merged(own).items()}
+
     def _room(self) -> int:
-        """Tokens of one microbatch: read off once, so that a step is cut as the one before."""
-        if self._tokens == 0:
-            self._tokens = microbatch_tokens(self.net) if self.fused else MICROBATCH_TOKENS
-        return self._tokens
+        """Tokens of one microbatch."""
+        return self._tokens or MICROBATCH_TOKENS
 
     def _unscored(
         self, samples: Sequence[TrainSample], moving: Sequence[TrainSample], totals: StepTotals
@@ -294,6 +355,7 @@ class GRPOLearner:
         """Gradients of one microbatch, added to the parameters'; returns its statistics."""
         failpoint("learner.before_forward")
         batch = self._pack(piece)
+        self._rows += [(s.group, s.index) for s in piece]
         scores = self._scored(batch)
         logp = scores.logprobs
         old = self._old_logprobs(piece, logp, iteration)
@@ -308,12 +370,21 @@ class GRPOLearner:
         seen = stats.token_sums(batch.mask, logp=old, sampler_logp=sampler, entropy=scores.entropy)
         return terms.sums | seen
 
+    def _echo(self, piece: Sequence[TrainSample]) -> stats.Sums:
+        """A microbatch that counts for nothing, beside those of ranks that have more: weights are gathered from all."""
+        batch = make_batch(piece, pad_token_id=self.settings.pad_token_id)[0].to(self.device)
+        scores = self._scored(batch)
+        self._reference_logprobs(batch)
+        (scores.logprobs.sum() * 0.0).backward()
+        return {}
+
     def _scored(self, batch: Batch) -> TokenScores:
         """The microbatch under the policy, with gradients."""
         temperature = self.settings.temperature
         if not self.fused:
-            return score_batch(self.net, batch, temperature=temperature, with_entropy=True)
-        scores = score_batch_fused(self.net, batch, temperature=temperature)
+            with recomputed_layers(self.net, wanted=self.recomputes):
+                return score_batch(self.net, batch, temperature=temperature, with_entropy=True)
+        scores = score_batch_fused(self.net, batch, temperature=temperature, recomputes=self.recomputes)
         if not self._fused_proven:
             with torch.no_grad():
                 rows = batch.rows(range(min(len(batch), PROOF_ROWS)))
@@ -345,10 +416,14 @@ class GRPOLearner:
 
     def _parity_only(self, samples: Sequence[TrainSample]) -> stats.Sums:
         """Step 1 without a moving sample still compares sampler and learner."""
-        piece = next(split_microbatches(list(samples), self.settings.microbatch_size, self.splits, tokens=self._room()))
+        piece = next(self._cut(list(samples)))
+        checked = self.checked_tokens
         batch = self._pack(piece)
         with torch.no_grad():
             scores = score_batch(self.net, batch, temperature=self.settings.temperature, with_entropy=True)
+        if self.ranks.index > 0:  # all ranks score the same rows; the first of them reports
+            self.checked_tokens, self._packed = checked, []
+            return {}
         return stats.token_sums(batch.mask, logp=scores.logprobs, sampler_logp=batch.logprobs, entropy=scores.entropy)
 
     def _check_parity(self, metrics: dict[str, float], samples: Sequence[TrainSample]) -> None:
@@ -367,12 +442,13 @@ class GRPOLearner:
         settings = self.settings
         rate = self._rate_at(self._version + 1)
         always = {"learning_rate": rate, "memory/splits": float(self.splits)}
+        always["memory/recomputes"] = float(self.recomputes)
         always |= {"updates/changed_share": 0.0, "updates/published_share": 0.0}
         trained = self.trained()
         silent = not moving and "loss" not in metrics  # a channel may have a loss where the samples have none
         if not silent:
             limit = settings.max_grad_norm if settings.max_grad_norm > 0 else float("inf")
-            metrics["grad_norm"] = float(torch.nn.utils.clip_grad_norm_(trained.values(), limit))
+            metrics["grad_norm"] = self.ranks.clip(trained.values(), limit)
         elif samples:  # every advantage is 0, so these are exact; without samples they are undefined
             metrics |= {"loss": 0.0, "grad_norm": 0.0}
         if broken := not_finite(metrics) or self._broken_memory():
@@ -403,7 +479,8 @@ class GRPOLearner:
 
     def _broken_memory(self) -> tuple[str, ...]:
         """One NaN in a moment would be written into its weight by the best of gradients."""
-        return () if all_finite(moments(self.optimiser)) else ("the optimiser's state is not finite",)
+        finite = self.ranks.every(all_finite(moments(self.optimiser)))
+        return () if finite else ("the optimiser's state is not finite",)
 
     def _step(self, rate: float, trained: Mapping[str, Tensor]) -> tuple[StepUpdates, Merged | None]:
         """Change the weights. From the first to the last of them the learner is torn, and cannot be saved."""
@@ -419,15 +496,15 @@ class GRPOLearner:
             known is None or known.moved == 0 or (self.adapter is not None and known.total < len(self.adapter.trained))
         )
         watched = trained if self.adapter is None or not still_waiting else self.adapter.awake()
-        with watch_updates(watched, wanted=still_waiting) as found:
+        with watch_updates(watched, wanted=still_waiting, anywhere=self.ranks.any_each) as found:
             failpoint("learner.before_step")
             check_rate(self.optimiser, rate, self._version)
             self._torn = True
-            updates = step.take()
+            updates = StepUpdates(*self.ranks.total_each(astuple(step.take())))
             check_rate(self.optimiser, rate, self._version)
             failpoint("learner.after_step")
         self.parameter_updates = found[0] if still_waiting else self.parameter_updates
-        if not all_finite(self.net.parameters()):
+        if not self.ranks.every(all_finite(self.ranks.own(self.net).values())):
             raise NumericsError(
                 f"the step from version {self._version} made weights that are not finite, from a finite gradient",
                 "the update itself overflowed; nothing of it is saved or published",
@@ -453,15 +530,17 @@ class GRPOLearner:
 
         def examine(sample: TrainSample) -> dict[str, float]:
             self.forget_gradients()
-            numbers = stats.finish(self._backward([sample], totals, iteration))
-            norm = get_total_norm([p.grad for p in self.trained().values() if p.grad is not None])
-            return numbers | {"gradient norm": float(norm)}
+            sums = self._echo([sample]) if self.ranks.index else self._backward([sample], totals, iteration)
+            self.ranks.take_gradients(self.net)
+            norm = self.ranks.norm([p.grad for p in self.trained().values() if p.grad is not None])
+            return stats.finish(self.ranks.merged(sums)) | {"gradient norm": norm}
 
         beside = () if self.channels is None else ("a loss beside the policy's may be to blame",)
         try:
             return nonfinite_sources(
                 moving or samples, examine, net=self.net, optimiser=self.optimiser, seen=(*seen, *beside),
-                masters=None if self.masters is None else self.masters.tensors,
+                masters=None if self.masters is None else self.masters.tensors, parameters=self.ranks.own(self.net),
+                everywhere=lambda names: [name for told in self.ranks.exchange(names) for name in told],
             )  # fmt: skip
         finally:
             self._old, self.checked_tokens = kept

@@ -6,8 +6,9 @@
 
 Owns       the adapter in a network, the merged copy of what it changes, and the adapter's files.
 Promises   the base is never written: its checksums are those of the start, looked at after the first step and before
-           every save; a version is merged once; merged before the first step, it is the base bit for bit; what is saved
-           loads with `PeftModel.from_pretrained`; an adapter of another base is refused by name.
+           every save; a version is merged once; merged before the first step, it is the base bit for bit, or nothing
+           is published; what is saved loads with `PeftModel.from_pretrained`; an adapter of another base, or of one
+           that was held otherwise, is refused by name.
 Never      imports PEFT before an adapter is asked for, or merges into the weights that are trained beside.
 
 Read next: `grpo.py`, who steps it; `checkpoint.py`, its state beside the optimiser's.
@@ -16,9 +17,10 @@ Read next: `grpo.py`, who steps it; `checkpoint.py`, its state beside the optimi
 from __future__ import annotations
 
 import importlib.util
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,12 +29,19 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import ConfigError, InvariantError, ModelError, StateError
+from surefoot.learner.quantised import (
+    NONE,
+    QuantisedBase,
+    QuantisedLinear,
+    absent,
+    chosen,
+    weights_sha256,
+)
 from surefoot.learner.tensor_file import Spec, check_fits, read_header, read_tensors
 from surefoot.maths.checksums import checksums
 from surefoot.protocols import Weights
 from surefoot.storage.files import Manifest, parse_json, refusal, verify_folder
 from surefoot.system.files import open_plain
-from surefoot.system.hashing import sha256_of_sized
 
 if TYPE_CHECKING:
     from surefoot.learner.model import Policy
@@ -41,8 +50,8 @@ NAME = "default"
 """What PEFT calls an adapter that nobody named."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 ALL_LINEAR = "all-linear"
-FACTS = "adapter"
-"""Where a checkpoint's manifest says what the adapter belongs to."""
+FACTS, QUANTIZATION = "adapter", "quantization"
+"""Where a checkpoint's manifest says what the adapter belongs to, and there, what the base was held in."""
 CONFIG_BYTES = 1 << 20
 
 Named = dict[str, Tensor]
@@ -59,6 +68,8 @@ class LoraSettings:
     modules_to_save: tuple[str, ...] = ()
     seed: int = 0
     """Of the first half of every pair; the other begins as 0."""
+    quantization: str = NONE
+    """What the base is held in: `none` as it is, or `nf4`."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,8 @@ class AdapterPlan:
     """Entries of the base."""
     layers: int
     """Linear layers with a pair of matrices."""
+    packed: int
+    """Entries of the base that are held in four bits."""
     specs: Mapping[str, Spec]
     """The tensors of its file."""
     settings: LoraSettings
@@ -81,9 +94,10 @@ class AdapterPlan:
         """For a person."""
         numbers = self.settings
         beside = f" and {', '.join(numbers.modules_to_save)} whole" if numbers.modules_to_save else ""
+        held = f", {self.packed:,} of them in four bits ({numbers.quantization})" if self.packed else ""
         return (
             f"LoRA of rank {numbers.rank}, alpha {numbers.alpha:g}, on {self.layers} linear layers{beside}: "
-            f"{self.parameters:,} parameters beside {self.total:,} frozen ones"
+            f"{self.parameters:,} parameters beside {self.total:,} frozen ones{held}"
         )
 
 
@@ -109,13 +123,19 @@ def require_peft() -> None:
 def plan_adapter(settings: LoraSettings, empty: Any) -> AdapterPlan:
     """What the adapter would be on this network, which may be without memory (`model.empty_net`)."""
     total = sum(p.numel() for p in empty.parameters())
+    packed = 0 if settings.quantization == NONE else _packed_entries(empty, settings)
     model = _inject(empty, settings)
     layers = [module for _, module in _layers(empty)]
     trained = {name: p for name, p in empty.named_parameters() if p.requires_grad}
-    merged = sum(layer.base_layer.weight.numel() for layer in layers)
+    merged = packed or sum(layer.base_layer.weight.numel() for layer in layers)
     saved = sum(p.numel() for name, p in trained.items() if _SAVED in name)
     specs = {name: Spec("F32", tuple(value.shape)) for name, value in _file_tensors(model).items()}
-    return AdapterPlan(sum(p.numel() for p in trained.values()), merged + saved, total, len(layers), specs, settings)
+    entries = sum(p.numel() for p in trained.values())
+    return AdapterPlan(entries, merged + saved, total, len(layers), packed, specs, settings)
+
+
+def _packed_entries(empty: Any, settings: LoraSettings) -> int:
+    return sum(empty.get_submodule(name).weight.numel() for name in chosen(empty, settings.modules_to_save))
 
 
 _SAVED = f".modules_to_save.{NAME}."
@@ -127,27 +147,37 @@ class Adapter:
     Args:
         net: a Hugging Face causal language model; its modules are replaced in place.
         base: the model's weights in the precision of its file, by name, where `net` computes in a coarser one.
+        quantised: what of `net` is held in four bits.
     """
 
-    def __init__(self, net: Any, settings: LoraSettings, base: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, net: Any, settings: LoraSettings, base: Mapping[str, Tensor] | None = None,
+        quantised: QuantisedBase | None = None,
+    ) -> None:  # fmt: skip
         self.settings = settings
+        _check_held(settings, quantised)
         plain = dict(net.named_parameters())
         self.base_model = str(getattr(net, "name_or_path", "") or "")
-        self.base_sha256 = _fingerprint(plain | dict(base or {}))
+        self.quantised = quantised
+        self.base_sha256 = weights_sha256(plain | dict(base or {})) if quantised is None else quantised.file_sha256
+        self._packed: dict[str, QuantisedLinear] = {} if quantised is None else dict(quantised.layers)
         self._model = _inject(net, settings)
         own = dict(net.named_parameters())
         self.trained: Named = {name: p for name, p in own.items() if p.requires_grad}
         """What the optimiser steps, by the names of the network: float32, whatever the base computes in."""
         self._frozen: Named = {name: p for name, p in own.items() if not p.requires_grad}
+        self._frozen |= {} if quantised is None else quantised.held
         self._sums = checksums(self._frozen)
         self._layers = dict(_layers(net))
         self._live = {_plain_name(name): p for name, p in own.items() if _plain_name(name) in plain}
         self._live |= {_plain_name(name): p for name, p in self.trained.items() if _SAVED in name}
-        self._order = list(plain)
+        self._order = list(plain if quantised is None else quantised.names)
         self._copies: Named = {}
         """Merged weights and copies of whole modules: what engines get in place of `_live`."""
         self._scratch: Tensor | None = None
         self._version: int | None = None
+        self._untouched = True
+        """Whether the adapter still is what it was made as: a difference of 0."""
         self._check_names(plain)
 
     def _check_names(self, plain: Mapping[str, Tensor]) -> None:
@@ -170,7 +200,7 @@ class Adapter:
         """
         if self._version != version:
             self.merge(version)
-        return {name: self._copies.get(name, self._live[name]) for name in self._order}
+        return {name: self._copies[name] if name in self._copies else self._live[name] for name in self._order}
 
     @torch.no_grad()
     def merge(self, version: int) -> Merged:
@@ -179,19 +209,31 @@ class Adapter:
         self.allocate()
         changed = [self._renew(name, value) for name, value in self._merged()]
         count = sum(int(each) for each in changed)  # the device is waited for here, so the time is its own
+        if version == 0 and self._untouched and count:
+            raise InvariantError(
+                f"merged with an adapter that is 0 yet, {count} entries of the base are other numbers",
+                "engines would serve another model than the one that is trained beside",
+                "nothing was published; report this with the [lora] table and quantization",
+            )
         self._version = version
-        return Merged(count, sum(self._live[name].numel() for name in self._order), time.perf_counter() - began)
+        entries = sum((self._copies if name in self._copies else self._live)[name].numel() for name in self._order)
+        return Merged(count, entries, time.perf_counter() - began)
 
     def allocate(self) -> None:
         """Take the memory that merging needs, so that running out of it cannot tear a step."""
         if self._copies:
             return
-        merged = {f"{name}.weight" for name in self._layers}
+        merged = {f"{name}.weight" for name in (*self._layers, *self._packed)}
         saved = {_plain_name(name) for name in self.trained if _SAVED in name}
-        copies = {name: torch.empty_like(self._live[name]).detach() for name in self._order if name in merged | saved}
+        copies = {name: self.base(name).clone() for name in self._order if name in merged | saved}
         largest = max(value.numel() for value in copies.values())
         self._scratch = torch.empty(largest, dtype=torch.float32, device=next(iter(copies.values())).device)
         self._copies = copies
+
+    def base(self, name: str) -> Tensor:
+        """A weight of the base by its plain name, as the network computes with it."""
+        layer = self._packed.get(name.removesuffix(".weight"))
+        return self._live[name].detach() if layer is None else layer.weight
 
     def _merged(self) -> Iterator[tuple[str, Tensor]]:
         """Each tensor that engines get a copy of, as it is now; the merged ones in memory that the next one takes."""
@@ -261,7 +303,7 @@ class Adapter:
 
     def restored(self) -> None:
         """The adapter's numbers were put back from elsewhere: what was merged before is of another version."""
-        self._version = None
+        self._version, self._untouched = None, False
 
     def config(self) -> dict[str, Any]:
         """`adapter_config.json`, as PEFT reads it, the same in every process."""
@@ -271,7 +313,9 @@ class Adapter:
 
     def facts(self) -> dict[str, Any]:
         """What the manifest of a checkpoint says of it."""
-        return {FACTS: {"base_model": self.base_model, "base_sha256": self.base_sha256}}
+        held = {} if self.quantised is None else {"quantised_sha256": self.quantised.sha256}
+        base = {"base_model": self.base_model, "base_sha256": self.base_sha256}
+        return {FACTS: base | {QUANTIZATION: self.settings.quantization} | held}
 
     def refuse_other_base(self, manifest: Manifest) -> None:
         """Raise unless the checkpoint is of an adapter on these very weights."""
@@ -279,6 +323,10 @@ class Adapter:
         told = base if isinstance(base, dict) else {}
         if told.get("base_sha256") != self.base_sha256:
             raise _another_base(manifest.folder, str(told.get("base_model")), self.base_model)
+        if (held := told.get(QUANTIZATION, NONE)) != self.settings.quantization:
+            raise _otherwise_held(manifest.folder, f"quantization = {held}, this is {self.settings.quantization}")
+        if self.quantised is not None and told.get("quantised_sha256") != self.quantised.sha256:
+            raise _otherwise_held(manifest.folder, f"{held} of other bits than are made of that file here")
 
     def load(self, folder: Path) -> None:
         """The adapter of a checkpoint, its training state unread; what does not fit is refused, and nothing changes."""
@@ -300,7 +348,7 @@ def with_adapter(policy: Policy, settings: LoraSettings | None) -> tuple[Policy,
     """The policy with an adapter in its network; without settings as it is. The base needs no masters."""
     if settings is None:
         return policy, None
-    adapter = Adapter(policy.model, settings, policy.masters)
+    adapter = Adapter(policy.model, settings, policy.masters, policy.quantised)
     return replace(policy, masters=None), adapter
 
 
@@ -324,6 +372,23 @@ def _another_base(folder: Path, told: str, own: str) -> StateError:
     )
 
 
+def _check_held(settings: LoraSettings, quantised: QuantisedBase | None) -> None:
+    if (settings.quantization == NONE) != (quantised is None):
+        held = "in full" if quantised is None else "packed"
+        raise InvariantError(
+            f"quantization = {settings.quantization}, and the base is held {held}",
+            "a checkpoint would say of its base what it was not", "nothing was trained; report this with the config",
+        )  # fmt: skip
+
+
+def _otherwise_held(folder: Path, how: str) -> StateError:
+    return StateError(
+        f"{folder} is an adapter of the same model, held otherwise: it was trained beside {how}",
+        "four bits are other weights than the file's: beside those, the adapter is another policy",
+        "set quantization to what the run had, with the same bitsandbytes; or start a new run",
+    )
+
+
 def _refuse_other_scale(manifest: Manifest, own: Mapping[str, Any]) -> None:
     """Rank and alpha are what the shapes do not say: another alpha is another policy."""
     path = manifest.path(CONFIG)
@@ -340,8 +405,20 @@ def _refuse_other_scale(manifest: Manifest, own: Mapping[str, Any]) -> None:
 def _inject(net: Any, settings: LoraSettings) -> Any:
     """The network with an adapter, in PEFT's wrapper; the modules of `net` itself are replaced."""
     require_peft()
+    # PEFT would import it wherever it is installed: a second, for layers that nobody has.
+    with nullcontext() if "bitsandbytes" in sys.modules else absent("bitsandbytes"):
+        model = _injected(net, settings)
+    from peft import import_utils
+
+    for remembers in (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available):
+        remembers.cache_clear()  # whoever uses PEFT after us in this process finds what is there
+    return model
+
+
+def _injected(net: Any, settings: LoraSettings) -> Any:
     from peft import LoraConfig, get_peft_model
 
+    _refuse_unreachable(net, settings)
     targets = _targets(net, settings)
     _check_saved(net, settings.modules_to_save)
     alpha = int(settings.alpha) if float(settings.alpha).is_integer() else settings.alpha  # as others write it
@@ -354,6 +431,27 @@ def _inject(net: Any, settings: LoraSettings) -> Any:
         model = get_peft_model(net, config)
     model.eval()
     return model
+
+
+def _refuse_unreachable(net: Any, settings: LoraSettings) -> None:
+    """Matrices that are no linear layers: an adapter would pass them by, or train what PEFT cannot merge by name."""
+    kind = net.config.model_type
+    if any(type(module).__name__ == "Conv1D" for module in net.modules()):
+        raise ModelError(
+            f"[lora] with architecture {kind!r}: its layers are transposed (Conv1D)",
+            "merged the way linear layers are, the weights would be other ones",
+            "leave [lora] out to train every weight, or use an architecture with linear layers",
+        )
+    owners = {name.rpartition(".")[0] for name, p in net.named_parameters() if p.dim() == 3}
+    experts = [name for name in owners if not isinstance(net.get_submodule(name), torch.nn.Conv1d)]
+    attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    if experts and not {name.rpartition(".")[2] for name in settings.target_modules} <= attention:
+        raise ModelError(
+            f"[lora] with architecture {kind!r} and target_modules = {', '.join(settings.target_modules)}: its experts "
+            f"are no linear layers (first {min(experts)})",
+            "most of the model would have no adapter while the plan says every layer, or a wrong one",
+            'set lora.target_modules = ["q_proj", "k_proj", "v_proj", "o_proj"], or leave [lora] out',
+        )
 
 
 def _targets(net: Any, settings: LoraSettings) -> list[str]:
@@ -425,8 +523,3 @@ def _file_tensors(model: Any) -> Named:
 
     found = get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
     return {str(name): value for name, value in found.items()}
-
-
-def _fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """One digest of all weights, the same on every device."""
-    return sha256_of_sized(f"{name} {number}".encode() for name, number in checksums(weights).items())

@@ -5,22 +5,27 @@ Promises   a step is done again with half the rows per microbatch, at most three
            same, so nothing about the batch changes but its cut, and that is said aloud; after that, a stop with sizes.
 Never      leaves a row out.
 
-Read next: `grpo.py`, which throws the gradients away and starts the step over.
+Read next: `grpo.py`, which throws the gradients away and starts the step over; `footprint.py`, the arithmetic.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from surefoot.config import MICROBATCH_TOKENS
 from surefoot.errors import MemoryLimitError
+from surefoot.learner.footprint import ModelShape, Work, decided, lasting_bytes, microbatch_budget, predict
 from surefoot.learner.samples import split_microbatches
 from surefoot.records import TrainSample
-from surefoot.system.memory import resident_bytes
+from surefoot.system.memory import available_bytes, peak_resident_bytes, resident_bytes
+
+if TYPE_CHECKING:
+    from surefoot.learner.grpo import GRPOLearner
 
 MAX_SPLITS = 3
 """Halvings in one run. What does not fit with an eighth of the rows needs another machine, not another cut."""
@@ -49,27 +54,71 @@ def largest_piece(
     return max(split_microbatches(list(samples), size, splits, tokens=tokens), key=len, default=[])
 
 
-ACTIVATION_BYTES = 10 << 30
-"""What the fused forward pass may keep for the backward pass at most; more rows at once would not be faster."""
+def plan_step(learner: GRPOLearner, samples: Sequence[TrainSample]) -> tuple[int, bool]:
+    """Tokens of one microbatch, and whether layers are computed again; by what is free before the first step.
+
+    Args:
+        samples: of that step; later completions are taken to be as long as they may be.
+    """
+    shape, work = shape_of(learner.net), work_of(learner, samples)
+    lasting, unused = lasting_bytes(shape, work), unused_bytes(learner.device)
+    if unused is not None:  # of what lasts, the optimiser's states alone are made in the first step
+        coming = 0.0 if learner.optimiser.state else lasting.get("optimiser states", 0.0)
+        work = replace(work, free=unused + sum(lasting.values()) - coming)
+    recomputes = decided(shape, work, learner.settings.gradient_checkpointing)
+    work = replace(work, recomputes=recomputes)
+    if not learner.fused:
+        return MICROBATCH_TOKENS, recomputes
+    gradients = predict(shape, work).passing["gradients"]
+    return microbatch_budget(shape, work, None if unused is None else unused - coming - gradients), recomputes
 
 
-def microbatch_tokens(net: Any) -> int:
-    """How many tokens the fused forward pass takes at once on this GPU, with half of its free memory."""
-    device = next(net.parameters()).device
-    free = ACTIVATION_BYTES
+def shape_of(net: Any) -> ModelShape:
+    """The sizes of a network that is there; experts and the like count as their parameters alone."""
+    config, parameters = net.config, dict(net.named_parameters())
+    heads, hidden = getattr(config, "num_attention_heads", None) or 1, config.hidden_size  # recurrent ones have none
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden  # where it has another name, the usual one
+    return ModelShape(
+        sum(p.numel() for p in parameters.values()), config.num_hidden_layers, hidden, inner, heads,
+        getattr(config, "num_key_value_heads", None) or heads, getattr(config, "head_dim", None) or hidden // heads,
+        config.vocab_size, tied=bool(getattr(config, "tie_word_embeddings", False)),
+        qk_norm=any(name.endswith("q_norm.weight") for name in parameters),
+    )  # fmt: skip
+
+
+def work_of(learner: GRPOLearner, samples: Sequence[TrainSample]) -> Work:
+    """What this learner does in one step of such samples; engines are somebody else's."""
+    settings, adapter = learner.settings, learner.adapter
+    groups = len({sample.group for sample in samples}) or 1
+    return Work(
+        device=learner.device.type, width=next(learner.net.parameters()).element_size(), groups=groups,
+        siblings=max(1, len(samples) // groups), prompt=max((len(s.prompt_ids) for s in samples), default=1),
+        completion=settings.max_completion_length,
+        microbatch_size=settings.microbatch_size, optim=settings.optim, reference=learner.reference is not None,
+        adapter=None if adapter is None else sum(p.numel() for p in adapter.trained.values()),
+        fused=learner.fused, engine_copies=0,
+    )  # fmt: skip
+
+
+def unused_bytes(device: torch.device) -> float | None:
+    """What the device can still give to this process; None where nobody says."""
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = min(free, (torch.cuda.mem_get_info(device)[0] + unused) // 2)
-    return max(MICROBATCH_TOKENS, free // bytes_per_token(net))
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + idle)
+    available = available_bytes() if device.type == "cpu" else None
+    return None if available is None else float(available)
 
 
-def bytes_per_token(net: Any) -> int:
-    """What the fused forward pass keeps of one token, in all layers."""
-    config, kept = net.config, next(net.parameters()).element_size()
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    numbers = 4 * config.hidden_size + 3 * config.intermediate_size + size * (4 * heads + 6 * kv_heads)
-    return int(config.num_hidden_layers * numbers * kept)
+def take_peak(device: torch.device) -> int:
+    """The most bytes in use since this was last asked: of torch's allocator on a GPU, of the whole process elsewhere.
+
+    A process cannot forget its peak, so on a CPU it is that since its start.
+    """
+    if device.type != "cuda":
+        return peak_resident_bytes()
+    found = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return found
 
 
 def split_note(rows: int, fewer: int, splits: int, version: int) -> tuple[str, str]:

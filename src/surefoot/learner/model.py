@@ -11,19 +11,33 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, Qwen3Config
 from transformers.utils import cached_file
 from transformers.utils import logging as hf_logging
 
 from surefoot.errors import ConfigError, ModelError, SurefootError
+from surefoot.learner.any_forward import prove
+from surefoot.learner.architectures import (
+    attention_of,
+    beyond_plain,
+    context_of,
+    refuse_beyond,
+    refuse_cut,
+    refuse_untrainable,
+    told,
+)
 from surefoot.learner.model_files import check_index, check_model_config, check_model_folder, refuse_adapter
 from surefoot.learner.precision import split_precision
+from surefoot.learner.quantised import NONE, QuantisedBase, quantise
 from surefoot.protocols import DecoderSpec
 from surefoot.system.hashing import sha256_of
+
+if TYPE_CHECKING:
+    from surefoot.learner.lora import LoraSettings
 
 
 def check_special_tokens(name: str, net: Any, tokenizer: Any) -> frozenset[int]:
@@ -92,8 +106,6 @@ def _ids(name: str, value: Any) -> list[int]:
 
 PEBBLE = Path(__file__).parent.parent / "assets" / "pebble"
 PEBBLE_TOOLS = PEBBLE.parent / "pebble_tools"
-BUILTIN_MODELS = ("pebble", "pebble_tools", "smollm2")
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)
@@ -108,6 +120,8 @@ class Policy:
     spec: DecoderSpec
     masters: Mapping[str, Tensor] | None = None
     """The weights in float32, as the file has them, where the model computes in bfloat16: the learner trains these."""
+    quantised: QuantisedBase | None = None
+    """What of it is held in four bits, to be trained beside."""
 
 
 @dataclass(frozen=True)
@@ -191,13 +205,17 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def load_policy(model: str, *, base: Path, device: str, dtype: str, words: ModelTokenizer | None = None) -> Policy:
+def load_policy(
+    model: str, *, base: Path, device: str, dtype: str, words: ModelTokenizer | None = None,
+    lora: LoraSettings | None = None,
+) -> Policy:  # fmt: skip
     """Load a model and its tokenizer, and refuse what cannot be trained faithfully.
 
     Args:
         model: "pebble", "pebble_tools", "smollm2", a folder (relative to `base`), or a hub name.
         dtype: "float32" or "bfloat16": what the model computes in. Its file is read in float32 either way.
         words: its tokenizer, where somebody has it already.
+        lora: the adapter that is going to be trained beside it: it says what the base is held in.
     """
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()
@@ -212,18 +230,57 @@ def load_policy(model: str, *, base: Path, device: str, dtype: str, words: Model
         )
         with _quiet_bars() if kwargs else contextlib.nullcontext():
             net, found = AutoModelForCausalLM.from_pretrained(
-                source, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True,
+                source, dtype=torch.float32, attn_implementation=_attention(source, kwargs), output_loading_info=True,
                 trust_remote_code=False, **kwargs, **({} if kwargs else _SAFE),
             )  # fmt: skip
         spec = decoder_spec(net)
         _refuse_invented_weights(model, found)
         _forget_quantisation(net)
         stop_ids = check_special_tokens(model, net, tokenizer)
-    net.to(resolve_device(device)).eval()  # eval: dropout while scoring would make the ratio noise
+    net.eval()  # dropout while scoring would make the ratio noise
+    quantised = _quantised(net, lora, resolve_device(device), torch_dtype)
+    net.to(resolve_device(device))
+    if spec.beyond:
+        with _refusing(model, source):
+            prove(model, net)
     masters = split_precision(net, torch_dtype)
     for parameter in net.parameters():
         parameter.requires_grad_(True)
-    return Policy(model, net, tokenizer, stop_ids, spec, masters)
+    return Policy(model, net, tokenizer, stop_ids, spec, masters, quantised)
+
+
+def _quantised(net: Any, lora: LoraSettings | None, device: str, dtype: torch.dtype) -> QuantisedBase | None:
+    """The network's linear layers in four bits, where that was asked for, before any of it is on the device."""
+    if lora is None or lora.quantization == NONE:
+        return None
+    found = quantise(net, lora.modules_to_save, dtype)
+    found.move(device)
+    return found
+
+
+def _attention(source: str, kwargs: Mapping[str, str]) -> str | None:
+    """Which attention computes the model; what cannot be trained is refused before its weights are read."""
+    if kwargs:
+        return "sdpa"  # one GGUF file: ours, a Llama
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    refuse_untrainable(config)
+    return attention_of(config.to_dict())
+
+
+def architecture_plan(model: str, *, base: Path, engine: str, ranks: int = 1) -> tuple[str, ...]:
+    """What the model does beyond the plain decoder, by its config alone; refused as a run with that engine would be."""
+    source, kwargs = _locate(model, base)
+    if kwargs:
+        return ()
+    with _refusing(model, source):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        refuse_untrainable(config)
+    found = beyond_plain(config)
+    refuse_cut(found, ranks)
+    if engine == "embedded":
+        refuse_beyond(found)
+    line = told(config.model_type, found)
+    return () if line is None else (line,)
 
 
 def empty_net(model: str, *, base: Path) -> Any:
@@ -231,9 +288,11 @@ def empty_net(model: str, *, base: Path) -> Any:
     source, kwargs = _locate(model, base)
     with _refusing(model, source):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **kwargs)
-        _refuse_unsupported(config)
+        refuse_untrainable(config)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(
+                config, attn_implementation=attention_of(config.to_dict()), trust_remote_code=False
+            )
 
 
 _SAFE = {"use_safetensors": True}
@@ -359,9 +418,15 @@ def verify_manifest(folder: Path) -> None:
 
 
 def decoder_spec(net: Any) -> DecoderSpec:
-    """The architecture's numbers, read from the live model; refused when the engine would compute something else."""
+    """The architecture's numbers, read from the live model, and what it does beyond them."""
     config = net.config
-    _refuse_unsupported(config)
+    beyond, vocab = beyond_plain(config), net.get_input_embeddings().weight.shape[0]
+    if beyond:
+        return DecoderSpec(
+            config.model_type, layers=getattr(config, "num_hidden_layers", 0), hidden=getattr(config, "hidden_size", 0),
+            heads=0, kv_heads=0, head_dim=0, vocab=vocab, norm_eps=0.0, max_positions=context_of(config), inv_freq=(),
+            beyond=beyond,
+        )  # fmt: skip
     rotary = net.model.rotary_emb
     return DecoderSpec(
         model_type=config.model_type,
@@ -370,7 +435,7 @@ def decoder_spec(net: Any) -> DecoderSpec:
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        vocab=net.get_input_embeddings().weight.shape[0],
+        vocab=vocab,
         norm_eps=config.rms_norm_eps,
         max_positions=config.max_position_embeddings,
         inv_freq=tuple(rotary.inv_freq.double().tolist()),
@@ -381,41 +446,19 @@ def decoder_spec(net: Any) -> DecoderSpec:
     )
 
 
-def _refuse_unsupported(config: Any) -> None:
-    rope = getattr(config, "rope_parameters", None) or {}
-    oddities = {
-        "hidden_act": getattr(config, "hidden_act", "silu") != "silu",
-        "attention_bias": bool(getattr(config, "attention_bias", False)),
-        "mlp_bias": bool(getattr(config, "mlp_bias", False)),
-        "sliding_window": _slides(config),
-        "rope_parameters": rope.get("rope_type", "default") in ("dynamic", "longrope"),
-    }
-    odd = [f"{name} = {getattr(config, name)}" for name, is_odd in oddities.items() if is_odd]
-    if config.model_type not in SUPPORTED or odd:
-        raise ModelError(
-            f"architecture {config.model_type!r}{' with ' + ', '.join(odd) if odd else ''} is not supported",
-            "the embedded engine would compute something else than the learner",
-            f"use one of {', '.join(SUPPORTED)} with plain attention",
-        )
-
-
-def _slides(config: Any) -> bool:
-    """Whether any layer attends through a window shorter than the context."""
-    window = getattr(config, "sliding_window", None)
-    if window is None or not getattr(config, "use_sliding_window", True):
-        return False
-    return bool(window < config.max_position_embeddings)
-
-
-def made_up_net(shape: Mapping[str, int], layers: int, device: str, dtype: str) -> tuple[Any, DecoderSpec]:
+def made_up_net(
+    shape: Mapping[str, int], layers: int, device: str, dtype: str, *, tied: bool = True, qk_norm: bool = False
+) -> tuple[Any, DecoderSpec]:
     """A Llama of this shape and so many layers with random weights: what it says is noise, what it costs is real.
 
     Args:
         shape: hidden_size, intermediate_size, num_attention_heads, num_key_value_heads, head_dim, vocab_size and
             max_position_embeddings.
+        qk_norm: a Qwen3 instead, which norms queries and keys.
     """
-    config = LlamaConfig(**shape, num_hidden_layers=layers, tie_word_embeddings=True)
-    with torch.random.fork_rng(devices=[]):
+    family = Qwen3Config if qk_norm else LlamaConfig
+    config = family(**shape, num_hidden_layers=layers, tie_word_embeddings=tied)
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(0)
         net = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     net.to(device=device, dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]).eval()

@@ -1,8 +1,9 @@
 """What may lie in a model folder, looked at before anything in it is read by somebody else.
 
 Promises   weights come from safetensors files of the folder itself. Code (`auto_map`), another file of weights
-           (`transformers_weights`), adapters, an index at any depth that names anything but safetensors beside it, and
-           files that are none (pipes, devices, links that lead out) are a `ModelError` by name.
+           (`transformers_weights`), quantised weights, adapters, an index at any depth that names anything but
+           safetensors beside it, and files that are none (pipes, devices, links that lead out) are a `ModelError` by
+           name.
 Never      opens a file of weights, or one that is not a regular file.
 
 Read next: `model.py`, who asks.
@@ -62,6 +63,14 @@ def check_model_config(path: Path) -> None:
             f"{path} names a file of weights (transformers_weights = {str(config['transformers_weights'])[:100]!r})",
             "weights are read from model.safetensors and its index; another file may be a pickle, which is a program",
             "remove the key, and save the model again with save_pretrained",
+        )
+    packed = [config[name] for name in ("quantization_config", "compression_config") if config.get(name)]
+    if packed:
+        method = packed[0].get("quant_method") if isinstance(packed[0], dict) else packed[0]
+        raise ModelError(
+            f"{path} says that its weights are quantised ({str(method)[:40]})",
+            "what they were cannot be told from them, and packed bytes are no weights that could be trained",
+            "point model at what it was made from; quantization = nf4 with lora.rank packs that here",
         )
     absurd = {name: config[name] for name, most in _LARGEST.items() if _exceeds(config.get(name), most)}
     if absurd:

@@ -33,6 +33,7 @@ def not_finite(metrics: Mapping[str, float]) -> tuple[str, ...]:
 def nonfinite_sources(
     samples: Sequence[TrainSample], examine: Callable[[TrainSample], Mapping[str, float]], *, net: Any,
     optimiser: torch.optim.Optimizer, seen: Sequence[str], masters: Mapping[str, Tensor] | None = None,
+    parameters: Mapping[str, Tensor] | None = None, everywhere: Callable[[list[str]], list[str]] = list,
 ) -> tuple[str, ...]:  # fmt: skip
     """Who is to blame for a refused step.
 
@@ -41,11 +42,14 @@ def nonfinite_sources(
         examine: one sample -> its own numbers, `loss` and `gradient norm` among them; leaves nothing behind.
         seen: what was not finite about the step as a whole, for the case that no part of it is to blame.
         masters: what the optimiser steps instead of the network's parameters of these names.
+        parameters: those that are looked at, where they are not the network's own: its parts on this rank.
+        everywhere: what was found here -> what was found on all ranks.
 
     Returns:
         Texts such as `task=sums/1+1/group=train/3/0/rollout=2: loss is nan`; never empty.
     """
-    if broken := name_not_finite(named_state(net, optimiser, masters)):
+    named = dict(net.named_parameters()) if parameters is None else parameters
+    if broken := everywhere(name_not_finite(named_state(named, optimiser, masters))):
         return tuple(broken)  # with broken weights every sample looks guilty, and none is
     if guilty := [f"{name_of(sample)}: {fault}" for sample in samples if (fault := _fault(sample, examine))]:
         return tuple(guilty)

@@ -12,21 +12,61 @@ Promises   a network parameter always is its master, rounded: engines, checkpoin
            of microbatches are added up in float32; a parameter that shares its memory with another has one master.
 Never      exists for parameters that are float32 already: those are trained themselves, bit for bit as without this.
 
+A device that has no products in bfloat16 is refused before a model is read: some processors say that they have them and
+kill whoever tries.
+
 Read next: `updates.py`, the step; `model.py`, where masters get the model file's own precision.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from surefoot.errors import InvariantError
+from surefoot.errors import ConfigError, InvariantError
+from surefoot.system.process import Child
 
 Named = dict[str, Tensor]
+PATIENCE_S = 20.0
+"""How long a product of two small matrices may take on a busy machine."""
+
+
+@cache
+def require_precision(device: str, dtype: str) -> None:
+    """Raise unless the device multiplies in this precision."""
+    why = None
+    if dtype == "bfloat16" and device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        why = "it has no such products, and would compute each in another way"
+    elif dtype == "bfloat16" and device == "cpu":
+        why = _why_no_products()
+    if why is not None:
+        raise ConfigError(
+            f"dtype = {dtype} on device {device}: {why}", "the run would die in its first product, or be hours slower",
+            'set dtype = "float32", or use another device',
+        )  # fmt: skip
+
+
+def _why_no_products() -> str | None:
+    """A product in bfloat16, in a process that may die of it."""
+    with Child.fork(_multiply) as child:
+        code = child.wait(PATIENCE_S)
+    if code is None or code == 0:  # one that hangs has met a lock that was held when it was forked: that says nothing
+        return None
+    return f"a product ends its process (signal {-code})" if code < 0 else "a product of ones comes out wrong"
+
+
+def _multiply() -> NoReturn:
+    faulthandler.disable()  # whoever waits says how it ended
+    torch.set_num_threads(1)  # the threads of the process that was copied are not here
+    ones = torch.ones(64, 64, dtype=torch.bfloat16)
+    os._exit(0 if float((ones @ ones).sum()) == 64**3 else 1)
 
 
 class MasterWeights:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from surefoot.storage.files import ManifestEntry, parse_json, refusal
 from surefoot.system.files import open_plain
@@ -66,7 +67,7 @@ class Spec:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> ManifestEntry:
     """A new file with these tensors, synced; returns its size and SHA-256, taken from memory, not from the disk."""
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps offsets aligned
+    ordered = _ordered(tensors)
     header = _header({name: Spec.of(tensor) for name, tensor in ordered})
     digest, waiting, size = hashlib.sha256(), deque[Future[None]](), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -80,6 +81,21 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> ManifestEntry:
         file.flush()
         os.fsync(file.fileno())
     return ManifestEntry(size, digest.hexdigest())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself; of one in shards all of it, gathered from all ranks, which have to ask at the same time."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def take_part(tensors: Mapping[str, Tensor]) -> None:
+    """What a rank does while another one writes these: gives its shards, one tensor after the other."""
+    for _, tensor in _ordered(tensors):
+        whole(tensor)
+
+
+def _ordered(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    return sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # keeps offsets aligned
 
 
 def read_header(path: Path) -> dict[str, Spec]:
@@ -136,7 +152,7 @@ def _header(specs: Mapping[str, Spec]) -> bytes:
 def _blocks(header: bytes, tensors: list[Tensor]) -> Iterator[memoryview]:
     yield memoryview(header)
     for tensor in tensors:
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        flat = whole(tensor.detach()).contiguous().reshape(-1).view(torch.uint8)
         for piece in flat.split(BLOCK):
             yield memoryview(piece.cpu().numpy())
 

@@ -23,9 +23,7 @@ was ever changed.
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,6 +32,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import InvariantError, NumericsError
+from surefoot.learner.optimizer import moments_of
 from surefoot.protocols import ParameterUpdates
 
 PIECE_ENTRIES = 16 << 20
@@ -42,8 +41,6 @@ GPU_PIECE_ENTRIES = 64 << 20
 """On a GPU, where every call is a launch."""
 AT_ONCE = frozenset({"cuda"})
 """Kinds of device on which all tensors of a piece are stepped and compared at once."""
-DUE = 0.01
-"""An entry is due when Adam's update of it is at least this share of the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -173,12 +170,8 @@ class CountedStep:
         torch.ne(flat, new, out=changed)
         self._counts["changed"].append(_count(changed))
         if group["lr"] > 0:
-            states, steps = [self.optimiser.state[p] for p in piece.params], piece.steps + 1
-            beta1, beta2 = group["betas"]
-            torch._foreach_copy_(kept, [state["exp_avg_sq"] for state in states])
-            torch._foreach_copy_(now, [state["exp_avg"] for state in states])
-            flat.sqrt_().div_(math.sqrt(1 - beta2**steps)).add_(group["eps"]).mul_(DUE * (1 - beta1**steps))
-            torch.ge(new.div_(flat).abs_(), 1.0, out=due)  # 0 / 0, without epsilon and gradient, is not due
+            asked = self._asked(piece, group, kept, flat, (now, new))
+            torch.ge(asked, 1.0, out=due)  # 0 / 0, without epsilon and gradient, is not due
             self._counts["due"].append(_count(due))
             self._counts["taken"].append(_count(due.logical_and_(changed)))
         self._counts["published"].append(self._round_down_at_once(piece, params, changed))
@@ -205,22 +198,19 @@ class CountedStep:
             torch.ne(p.detach(), old, out=new)
         self._counts["changed"].append(_count(all_new))
         if group["lr"] > 0:
-            is_due = self._asked(piece, group, kept, flat)
+            is_due = self._buffers[torch.bool, piece.device][1, : piece.entries]
+            torch.ge(self._asked(piece, group, kept, flat), 1.0, out=is_due)  # 0 / 0 is not due
             self._counts["due"].append(_count(is_due))
             self._counts["taken"].append(_count(is_due.logical_and_(all_new)))
         self._counts["published"].append(self._round_down(piece, is_new, all_new))
 
-    def _asked(self, piece: Piece, group: Mapping[str, Any], kept: list[Tensor], flat: Tensor) -> Tensor:
-        """(n,) for every entry, whether Adam asked for at least `DUE` learning rates; overwrites what was kept."""
-        states = [self.optimiser.state[p] for p in piece.params]
-        (beta1, beta2), steps = group["betas"], piece.steps + 1
-        for state, bound in zip(states, kept, strict=True):
-            torch.sqrt(state["exp_avg_sq"], out=bound)
-        flat.div_(math.sqrt(1 - beta2**steps)).add_(group["eps"]).mul_(DUE * (1 - beta1**steps))
-        for state, bound in zip(states, kept, strict=True):
-            torch.div(state["exp_avg"], bound, out=bound)
-        is_due = self._buffers[torch.bool, piece.device][1, : piece.entries]
-        return torch.ge(flat.abs_(), 1.0, out=is_due)  # 0 / 0, without epsilon and gradient, is not due
+    def _asked(
+        self, piece: Piece, group: Mapping[str, Any], kept: list[Tensor], flat: Tensor,
+        spare: tuple[list[Tensor], Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """(n,) for every entry, how large its update is, 1 being due; overwrites what was kept, and `spare`."""
+        states = [self.optimiser.state.get(p, {}) for p in piece.params]
+        return moments_of(self.optimiser).asked(piece.params, states, group, piece.steps + 1, kept, flat, spare)
 
     def _round_down(self, piece: Piece, is_new: list[Tensor], all_new: Tensor) -> Tensor:
         """The copies become their masters, rounded; returns how many entries that changed."""
@@ -238,9 +228,8 @@ class CountedStep:
     def _views(self, piece: Piece, dtype: torch.dtype, row: int = 0) -> tuple[list[Tensor], Tensor]:
         """For each parameter a tensor of its shape, in memory that is there already, and all of them as one row."""
         flat = self._buffers[dtype, piece.device][row, : piece.entries]
-        ends = list(itertools.accumulate(p.numel() for p in piece.params))
-        views = [flat[end - p.numel() : end].view(p.shape) for end, p in zip(ends, piece.params, strict=True)]
-        return views, flat
+        parts = flat.split([p.numel() for p in piece.params])
+        return [part.view(p.shape) for part, p in zip(parts, piece.params, strict=True)], flat
 
 
 def _pieces(optimiser: torch.optim.Optimizer) -> Iterator[Piece]:
@@ -280,10 +269,15 @@ def _entries(params: list[Tensor]) -> int:
 
 
 @contextmanager
-def watch_updates(trained: Mapping[str, Tensor], *, wanted: bool) -> Iterator[list[ParameterUpdates]]:
+def watch_updates(
+    trained: Mapping[str, Tensor], *, wanted: bool, anywhere: Callable[[Sequence[bool]], list[bool]] = list
+) -> Iterator[list[ParameterUpdates]]:
     """Which trainable tensors got a gradient and which changed, measured around one optimiser step.
 
     The list that is given holds one entry when the block has ended; none, and at no cost, when it is not wanted.
+
+    Args:
+        anywhere: for each tensor, whether it holds of any part of it: other ranks may have others.
     """
     found: list[ParameterUpdates] = []
     if not wanted:
@@ -291,9 +285,10 @@ def watch_updates(trained: Mapping[str, Tensor], *, wanted: bool) -> Iterator[li
         return
     named = [(n, p) for n, p in trained.items() if p.requires_grad]
     before = {name: _fingerprint(p) for name, p in named}
-    gradients = sum(1 for _, p in named if p.grad is not None and bool((p.grad != 0).any()))
+    gradients = sum(anywhere([p.grad is not None and bool((p.grad != 0).any()) for _, p in named]))
     yield found
-    still = tuple(name for name, p in named if _fingerprint(p) == before[name])
+    moved = anywhere([_fingerprint(p) != before[name] for name, p in named])
+    still = tuple(name for (name, _), has_moved in zip(named, moved, strict=True) if not has_moved)
     found.append(ParameterUpdates(len(named), gradients, len(named) - len(still), still))
 
 

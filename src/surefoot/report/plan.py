@@ -48,10 +48,13 @@ def _replicas(config: Config) -> list[str]:
     keys, lines = config.runtime, []
     if keys.kind == "ray":
         where = "a private Ray cluster" if keys.address is None else f"the Ray cluster at {keys.address}"
+        kind = "" if config.engine.kind == "auto" else f"{config.engine.kind} "
         lines.append(
-            f"runtime   {where}: 1 learner, {keys.engines} {config.engine.kind} "
+            f"runtime   {where}: 1 learner, {keys.engines} {kind}"
             f"engine{'s' if keys.engines > 1 else ''}, {keys.workers} rollout worker{'s' if keys.workers > 1 else ''}"
         )
+    if keys.learner_ranks > 1:
+        lines.append(f"learner   {keys.learner_ranks} ranks share weights, optimiser and samples (FSDP2)")
     if config.max_staleness:
         every = "every step" if config.weight_sync_steps == 1 else f"every {config.weight_sync_steps} steps"
         lines.append(

@@ -142,7 +142,10 @@ _NOT_TAKEN = {
         "a callback of TRL may change the trainer under way; ours are told, and change nothing",
         "surefoot.prepare(..., callbacks=[...]) takes surefoot.Callback; a guard ([guard]) ends a run early",
     ),
-    "quantization_config": ("weights are trained in full precision", 'leave it out; dtype="bfloat16" saves memory'),
+    "quantization_config": (
+        "weights that are trained are held in full; only the base of an adapter may be in four bits",
+        'lora={"rank": 16}, quantization="nf4" packs the base, with blocks of 64 and float32 scales',
+    ),
     "optimizers": (
         "the learner has an AdamW of its own, whose state is in every checkpoint",
         "leave it out, and give learning_rate, weight_decay, adam_beta1, adam_beta2, lr_scheduler_type or warmup_steps",
@@ -416,8 +419,8 @@ def model_of(model: Any, tokenizer: Any) -> tuple[str | None, ModelObject | None
         )  # fmt: skip
     if getattr(model, "is_quantized", False):
         raise ModelError(
-            f"model is a {kind} with quantised weights", "weights are trained in full precision",
-            "load it without quantization_config",
+            f"model is a {kind} with quantised weights", "what a model was before it was packed cannot be told from it",
+            'load it without quantization_config; with lora={"rank": 16}, quantization="nf4" packs it here',
         )  # fmt: skip
     if not callable(getattr(tokenizer, "save_pretrained", None)):
         name = getattr(getattr(model, "config", None), "_name_or_path", "") or "NAME"

@@ -14,9 +14,11 @@ import torch
 
 from surefoot.config import Config
 from surefoot.config.choices import engine_facts
+from surefoot.learner.architectures import attention_of, refuse_beyond, refuse_cut
 from surefoot.learner.chat import ChatCodec
 from surefoot.learner.checkpoint import weights_of
-from surefoot.learner.model import Policy
+from surefoot.learner.grpo import GRPOLearner
+from surefoot.learner.model import Policy, resolve_device
 from surefoot.protocols import EngineInputs, Learner, ServingEngine, ToolSpec
 from surefoot.records import Task
 from surefoot.rewards.pool import RewardPool
@@ -25,11 +27,12 @@ from surefoot.run.inputs import Inputs
 from surefoot.run.model import Prepared, adapter_plan, check_own_code, make_learner, prepare, probe_tolerance
 from surefoot.runtime.async_queue import AsyncTaskQueue
 from surefoot.runtime.base import BaseRuntime
+from surefoot.runtime.learner_ranks import LedLearner
 from surefoot.runtime.local import LocalRolloutRunner, LocalRuntime
 from surefoot.runtime.requests import RolloutRequest, RolloutRunner, request_for
 from surefoot.runtime.rollout import RolloutCollector
 from surefoot.runtime.sampler import AsyncSampler
-from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec, WorkerSpec, portable
+from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec, ServedHere, WorkerSpec, portable
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.runtime.weights import DEADLINE_S, AsyncScore, Publisher, Score, make_probes
 from surefoot.system.hashing import sha256_of_sized
@@ -48,6 +51,31 @@ MAX_AUTO_ROWS = 256
 def engine_rows(config: Config) -> int:
     """Rollouts decoded side by side."""
     return config.engine.rows or min(MAX_AUTO_ROWS, config.rollouts_per_step)
+
+
+@dataclass(frozen=True)
+class TransformersEngineSpec(ServedHere):
+    """transformers' own module with the numbers of this model, on weights that it is handed."""
+
+    model_config: dict[str, Any]
+    rows: int
+    max_width: int
+    device: str
+    attention: str | None
+    """As the learner attends."""
+    copy_weights: bool = False
+    """Serve a copy: needed where the owner of the weights goes on changing them while they are served."""
+
+    def build(self) -> ServingEngine:
+        """In the process where it will run."""
+        from surefoot.engines.serving import EngineLoop
+        from surefoot.engines.transformers_engine import TransformersEngine
+
+        engine = TransformersEngine(
+            self.model_config, rows=self.rows, max_width=self.max_width, device=resolve_device(self.device),
+            attention=self.attention,
+        )  # fmt: skip
+        return EngineLoop(engine, copy_weights=self.copy_weights)
 
 
 @dataclass(frozen=True)
@@ -133,8 +161,14 @@ def engine_spec(
     return make(inputs)
 
 
+def auto_engine(inputs: EngineInputs) -> EngineSpec:
+    """Ours where it is exact, else the learner's own library."""
+    return transformers_engine(inputs) if inputs.decoder.beyond else embedded_engine(inputs)
+
+
 def embedded_engine(inputs: EngineInputs) -> EngineSpec:
     """Ours, in the process that builds it."""
+    refuse_beyond(inputs.decoder.beyond)
     return EmbeddedEngineSpec(
         inputs.decoder,
         inputs.rows,
@@ -144,6 +178,14 @@ def embedded_engine(inputs: EngineInputs) -> EngineSpec:
         cuda_kernels=inputs.cuda_kernels,
         copy_weights=inputs.shares_weights,
     )
+
+
+def transformers_engine(inputs: EngineInputs) -> EngineSpec:
+    """The learner's own library, in the process that builds it."""
+    return TransformersEngineSpec(
+        dict(inputs.model_config), inputs.rows, inputs.max_width, inputs.device, attention_of(inputs.model_config),
+        copy_weights=inputs.shares_weights,
+    )  # fmt: skip
 
 
 def vllm_engine(inputs: EngineInputs) -> EngineSpec:
@@ -263,6 +305,8 @@ class Parts:
     eval_sets: tuple[EvalSet, ...] = ()
     status: Callable[[], dict[str, Any]] | None = None
     """Who runs where, for `surefoot status`; None when all of it is this process."""
+    close_learner: Callable[[], None] = lambda: None
+    """Ends what the learner started in other processes."""
 
 
 def build(
@@ -294,7 +338,8 @@ def build(
             adapter_plan(config, base, adapter)
         ready = prepare(config, base, inputs, specs, None if toolkit is None else toolkit.routes)
         identity = run_fingerprint(ready, specs)  # before an adapter is put into the network
-        learner = make_learner(config, base, ready.policy, ready.codec, ready.train)
+        learner, close_learner = _learner(config, base, ready, None if answer_only else logs)
+        stack.callback(close_learner)
         if adapter is not None and learner.adapter is not None:
             learner.adapter.load(adapter)
         spec = engine_spec(config, ready.policy, ready.engine_width, beside_learner=True, answer_only=answer_only)
@@ -319,8 +364,35 @@ def build(
     return Parts(
         policy, ready.codec, learner, runtime, ready.prompts,
         ready.train, ready.heldout, ready.left_out, ready.cramped, identity, ahead,
-        ready.eval_sets,
+        ready.eval_sets, close_learner=close_learner,
     )  # fmt: skip
+
+
+def _learner(
+    config: Config, base: Path, ready: Prepared, logs: Path | None
+) -> tuple[GRPOLearner | LedLearner, Callable[[], None]]:
+    """The learner of a run in this process, and what ends its other ranks; without `logs` it has none."""
+    size = config.runtime.learner_ranks
+    if size == 1 or logs is None:
+        return make_learner(config, base, ready.policy, ready.codec, ready.train), lambda: None
+    from surefoot.learner.sharding import RankGroup
+    from surefoot.runtime.learner_ranks import FollowerRanks, refuse_too_few_gpus
+
+    device = next(ready.policy.model.parameters()).device
+    refuse_cut(ready.policy.spec.beyond, size)
+    refuse_too_few_gpus(size, device.type)
+    others = FollowerRanks(
+        size, config.model_dump_json(), base, logs=logs, deadline_s=0.8 * config.stall_timeout_s,
+        start_timeout_s=config.runtime.start_timeout_s,
+    )  # fmt: skip
+    try:
+        others.join(device.type)
+        own = make_learner(config, base, ready.policy, ready.codec, ready.train, RankGroup(device))
+        others.joined()
+    except BaseException:
+        others.close()
+        raise
+    return LedLearner(own, others), others.close
 
 
 def run_fingerprint(ready: Prepared, tools: Sequence[ToolSpec] = ()) -> dict[str, str]:
@@ -343,6 +415,7 @@ def _train_digest(train: Sequence[Task]) -> str:
 
 
 def _weight_bytes(policy: Policy) -> Iterator[bytes]:
-    for name, value in (weights_of(policy.model) | dict(policy.masters or {})).items():
+    held = {} if policy.quantised is None else policy.quantised.held
+    for name, value in (weights_of(policy.model) | dict(policy.masters or {}) | held).items():
         yield name.encode()
         yield value.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()

@@ -9,6 +9,7 @@ Never      says a number without saying what it assumes; what is not known is ca
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -16,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from surefoot.config import Config
 from surefoot.config.choices import engine_facts
@@ -27,6 +28,7 @@ from surefoot.data.sources import load_tasks
 from surefoot.data.tasks import TaskSet
 from surefoot.errors import ModelError, RewardError
 from surefoot.guards.arming import guard_lines, judge_arming, refuse_unarmed
+from surefoot.learner.footprint import ModelShape
 from surefoot.records import Task
 from surefoot.report.plan import batch_arithmetic
 from surefoot.rewards.functions import is_builtin
@@ -45,6 +47,7 @@ from surefoot.run.inputs import (
     watched_metric,
     weaker_words,
 )
+from surefoot.run.memory_profile import AdapterSize, foresee, plan_lines, unused_here, work_of_config
 from surefoot.run.task_plan import level_plan
 from surefoot.run.tasks import check_pairs, open_large, streamed_border
 from surefoot.run.tools import ToolPreview, in_users_words, preview_tools
@@ -52,27 +55,11 @@ from surefoot.storage.run_folder import RunFolder
 from surefoot.system.user_code import load_function
 from surefoot.tools.toolkits import ToolkitSpec
 from surefoot.tracking.sinks import check_sinks
-from surefoot.tracking.text import counted, shown_path, size
+from surefoot.tracking.text import counted, shown_path
 
 if TYPE_CHECKING:
     from surefoot.learner.chat import ChatCodec
-
-
-# -- What the cost of a model depends on; nothing here needs torch --------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Sizes of a transformer with grouped attention."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
+    from surefoot.learner.model import ModelTokenizer
 
 
 # -- Everything that can be known about a run before it costs anything: resolve, check, estimate, stop
@@ -80,8 +67,6 @@ class ModelShape:
 
 SHIPPED = {name: Path(__file__).parent.parent / "assets" / name for name in ("pebble", "pebble_tools")}
 GGUF = "the GGUF file's header"
-CHUNK_TOKENS = 128
-"""Tokens whose logits are alive at once; `maths.logprobs` cuts there."""
 MEASURED_PROMPTS = 32
 """Prompts that are made into tokens: the longest, and as many of the others."""
 MEASURED = ("cpu", "cuda")
@@ -96,6 +81,11 @@ class ModelFacts(ModelShape):
 
     context: int
     counted_from: str
+
+    @property
+    def shape(self) -> ModelShape:
+        """The sizes alone."""
+        return ModelShape(**{field.name: getattr(self, field.name) for field in dataclasses.fields(ModelShape)})
 
 
 @dataclass
@@ -166,11 +156,14 @@ def _with_model(
     tools: ToolPreview | None, checked: Checked, tell: Callable[[str], None],
 ) -> list[str]:  # fmt: skip
     """Device, template and prompts, then memory and time: what needs torch comes after everything that does not."""
-    from surefoot.learner.model import load_tokenizer, resolve_device
-    from surefoot.run.model import adapter_plan, call_format_of, codec_of_words
+    from surefoot.learner.model import architecture_plan, load_tokenizer, resolve_device
+    from surefoot.learner.precision import require_precision
+    from surefoot.run.model import adapter_plan, call_format_of, codec_of_words, require_packages
 
     config = loaded.config
     device = resolve_device(config.device)
+    require_precision(device, config.dtype)
+    require_packages(config)
     checked.done += [f"the device ({device})", *(tools.checked if tools else ())]
     checked.left += tools.unchecked if tools else ()
     if facts is None:
@@ -179,6 +172,9 @@ def _with_model(
             f"device    {device}", "",
             f"estimate  unknown: {config.model} is not a folder on this machine, and a dry run does not download",
         ]  # fmt: skip
+    beyond = architecture_plan(
+        config.model, base=loaded.base, engine=config.engine.kind, ranks=config.runtime.learner_ranks
+    )
     words = load_tokenizer(config.model, base=loaded.base)
     with in_users_words():
         codec = codec_of_words(config, loaded.base, words, recipe, tools.shown if tools else ())
@@ -186,16 +182,28 @@ def _with_model(
     lengths = _prompt_lengths(codec, tasks)
     checked.done.append(f"the chat template and {counted(len(lengths), 'prompt')}")
     own = f"{config.chat_template}" if config.chat_template else "the model's own"
-    lines = [f"device    {device}", f"template  {own if codec.has_template else 'none'}{written}", ""]
+    lines = [f"device    {device}", f"template  {own if codec.has_template else 'none'}{written}"]
+    lines += [*(f"model     {line}" for line in beyond), ""]
     plan = adapter_plan(config, loaded.base)
     if plan is not None:
         checked.done.append("the adapter's modules")
         lines.append(f"trains    {plan.line()}")
-    adapter = None if plan is None else AdapterSize(plan.parameters, plan.merged)
-    lines += _memory_lines(config, facts, max(lengths), adapter)
+    adapter = None if plan is None else AdapterSize(plan.parameters, plan.merged, plan.packed)
+    lines += _memory_lines(config, facts, max(lengths), device, adapter)
+    if beyond:
+        return [*lines, "time      unknown: no estimate for this architecture was ever made; `max_steps=5` measures it"]
     if device in MEASURED:
         tell(f"measuring the speed of this {_kind(device)} for a model of this shape ...")
     return lines + _time_lines(config, facts, sorted(lengths)[len(lengths) // 2], asked, device, recipe, tools)
+
+
+def longest_prompt(loaded: LoadedConfig, words: ModelTokenizer) -> int:
+    """Tokens of the longest prompt, among those that are made into tokens."""
+    from surefoot.run.model import codec_of_words
+
+    config = loaded.config
+    tasks = load_tasks(config.tasks, base=loaded.base, num_tasks=config.num_tasks, seed=config.seed)
+    return max(_prompt_lengths(codec_of_words(config, loaded.base, words), tasks.tasks))
 
 
 def _prompt_lengths(codec: ChatCodec, tasks: Sequence[Task]) -> list[int]:
@@ -303,7 +311,7 @@ def model_facts(model: str, base: Path) -> ModelFacts | None:
         raise ModelError(
             f"{folder / 'config.json'} does not describe a decoder: {error}",
             "layers, widths and heads are needed to train it",
-            "point model at a Llama, Mistral or Qwen folder",
+            "point model at the folder of a causal language model",
         ) from error
 
 
@@ -329,12 +337,22 @@ def _read_model_config(folder: Path) -> dict[str, Any]:
     return read_object(folder / "config.json")
 
 
+_OTHER_NAMES = (
+    ("hidden_size", "n_embd"), ("hidden_size", "d_model"), ("num_hidden_layers", "n_layer"),
+    ("num_hidden_layers", "num_layers"), ("num_attention_heads", "n_head"), ("num_attention_heads", "num_heads"),
+    ("intermediate_size", "n_inner"), ("intermediate_size", "ffn_dim"), ("max_position_embeddings", "n_positions"),
+    ("max_position_embeddings", "seq_length"),
+)  # fmt: skip
+"""What older architectures call the numbers of a decoder."""
+
+
 def _facts(raw: dict[str, Any], folder: Path) -> ModelFacts:
-    hidden, heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
+    raw = raw | {name: raw[other] for name, other in _OTHER_NAMES if name not in raw and other in raw}
+    hidden, heads = int(raw["hidden_size"]), int(raw.get("num_attention_heads", 1))
     numbers = {
         "layers": int(raw["num_hidden_layers"]),
         "hidden": hidden,
-        "intermediate": int(raw["intermediate_size"]),
+        "intermediate": int(raw.get("intermediate_size") or 4 * hidden),
         "heads": heads,
         "kv_heads": int(raw.get("num_key_value_heads") or heads),
         "head_dim": int(raw.get("head_dim") or hidden // heads),
@@ -346,7 +364,10 @@ def _facts(raw: dict[str, Any], folder: Path) -> ModelFacts:
     counted = _count_in_headers(folder)
     tied = bool(raw.get("tie_word_embeddings", False))
     total = counted if counted is not None else _count_by_formula(numbers, tied=tied)
-    return ModelFacts(parameters=total, counted_from="weight files" if counted else "config.json", **numbers)
+    return ModelFacts(
+        parameters=total, counted_from="weight files" if counted else "config.json", tied=tied,
+        qk_norm=str(raw.get("model_type")) == "qwen3", **numbers,
+    )  # fmt: skip
 
 
 def _count_in_headers(folder: Path) -> int | None:
@@ -370,65 +391,12 @@ def _count_by_formula(n: dict[str, int], *, tied: bool) -> int:
     return n["vocab"] * n["hidden"] * (1 if tied else 2) + n["layers"] * layer + n["hidden"]
 
 
-FLOAT32 = 4
-"""Bytes of a number; what is trained, its gradient and Adam's two moments are kept in it, whatever computes."""
-
-
-def engine_copies(config: Config) -> int:
-    """How many copies of the weights there are because of engines: laid out for decoding, or handed over."""
-    engine = engine_facts(config.engine.kind)
-    in_place = engine.reads_learner and config.device in ("cuda", "mps")
-    own = 0 if engine.elsewhere or in_place else 1
-    if config.runtime.kind == "ray":
-        return own * config.runtime.engines + 2  # two versions in shared memory
-    return own + (1 if config.max_staleness > 0 else 0)  # the version in force, while the learner goes on
-
-
-class AdapterSize(NamedTuple):
-    """Entries of an adapter that are trained, and of the base that have a merged copy."""
-
-    trained: int
-    merged: int
-
-
-def memory_estimate(
-    config: Config, facts: ModelFacts, prompt_tokens: int, adapter: AdapterSize | None = None
-) -> dict[str, float]:
-    """Bytes by purpose, for the largest moment of a step.
-
-    Args:
-        adapter: what is trained in place of the weights.
-    """
-    width = 2 if config.dtype == "bfloat16" else FLOAT32
-    weights = float(facts.parameters * width)
-    trained = float((facts.parameters if adapter is None else adapter.trained) * FLOAT32)
-    piece = config.microbatch_size or min(config.rollouts_per_step, 32)
-    length = prompt_tokens + config.max_completion_length
-    rows = min(config.engine.rows or config.rollouts_per_step, 256)
-    per_token = 10 * facts.hidden + 4 * facts.intermediate + 3 * facts.head_dim * (facts.heads + 2 * facts.kv_heads)
-    parts = {
-        "weights": weights,
-        "adapter": 0.0 if adapter is None else trained,
-        "merged for engines": 0.0 if adapter is None else float(adapter.merged * width),
-        "float32 masters": trained if width != FLOAT32 and adapter is None else 0.0,
-        "gradients": trained,
-        "Adam states": 2.0 * trained,
-        "reference policy": weights if config.beta > 0 and adapter is None else 0.0,
-        "engine copy": engine_copies(config) * weights,
-        "activations": float(piece * length * facts.layers * per_token * width),
-        "logits of one chunk": 3.0 * CHUNK_TOKENS * facts.vocab * 4,
-        "KV cache": float(rows * length * facts.layers * 2 * facts.kv_heads * facts.head_dim * width),
-    }
-    return {name: value for name, value in parts.items() if value}
-
-
-def _memory_lines(config: Config, facts: ModelFacts, longest: int, adapter: AdapterSize | None = None) -> list[str]:
+def _memory_lines(
+    config: Config, facts: ModelFacts, longest: int, device: str, adapter: AdapterSize | None = None
+) -> list[str]:
     prompt = config.max_prompt_length or longest
-    parts = memory_estimate(config, facts, prompt, adapter)
-    # Engine and learner take turns: the cache and the activations are not alive together.
-    peak = sum(parts.values()) - min(parts["KV cache"], parts["activations"] + parts["logits of one chunk"])
-    lines = [f"memory    about {size(peak)} at the peak, and about 0.5 GB for Python and torch ({config.dtype}):"]
-    lines += [f"            {name:<20} {size(value)}" for name, value in parts.items()]
+    work = work_of_config(config, prompt, device, adapter, unused_here(device))
+    lines = plan_lines(foresee(facts, work, config.gradient_checkpointing), work, config)
     total = prompt + config.max_completion_length
     lines.append(f"          assuming prompts of {prompt} tokens; parameters counted from {facts.counted_from}")
     if facts.context and total > facts.context:

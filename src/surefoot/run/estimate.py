@@ -17,19 +17,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from surefoot.config import Config
 from surefoot.config.schedule import Answered, cadence_of
 from surefoot.engines.graphs import embedded_engine
+from surefoot.learner.footprint import ModelShape
 from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.lora import Adapter
 from surefoot.learner.model import made_up_net
+from surefoot.learner.quantised import NONE, QuantisedBase, quantise
 from surefoot.protocols import Request
 from surefoot.records import TrainSample
 from surefoot.run.build import engine_rows
-from surefoot.run.dry_run import ModelShape
 from surefoot.run.model import learner_settings, lora_settings
 from surefoot.tracking.text import counted, duration
 
@@ -182,7 +184,10 @@ def _learner_times(config: Config, net: object, asked: int, said: int, vocab: in
     # Nobody sampled these tokens, and there are more steps here than a short run has.
     settings = replace(learner_settings(config, 0), parity_tolerance=1e9, max_steps=10**6, warmup_steps=0)
     lora = lora_settings(config)
-    adapter = None if lora is None else Adapter(net, replace(lora, modules_to_save=()))
+    lora = None if lora is None else replace(lora, modules_to_save=())
+    packed = lora is not None and lora.quantization != NONE
+    quantised = _in_four_bits(net) if packed else None
+    adapter = None if lora is None else Adapter(net, lora, quantised=quantised)
     learner = GRPOLearner(net, settings, adapter=adapter)
     siblings = min(config.num_generations, 8)
     group, several = 1, max(2, min(config.tasks_per_step, 32 // siblings))
@@ -196,6 +201,13 @@ def _learner_times(config: Config, net: object, asked: int, said: int, vocab: in
     small, large = _best(lambda: learn(group)), _best(lambda: learn(several))
     sample = max(large - small, 1e-6) / ((several - group) * siblings)
     return max(0.0, small - group * siblings * sample), sample
+
+
+def _in_four_bits(net: Any) -> QuantisedBase:
+    weight = next(net.parameters())
+    found = quantise(net, (), weight.dtype)
+    found.move(weight.device.type)
+    return found
 
 
 def _samples(groups: int, siblings: int, asked: int, said: int, vocab: int, version: int) -> list[TrainSample]:

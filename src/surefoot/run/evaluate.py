@@ -15,8 +15,8 @@ from typing import Any
 
 from surefoot.config import Config, EngineConfig, EvalSetConfig, GuardConfig, RuntimeConfig
 from surefoot.config.files import parse_overrides
-from surefoot.config.load import BUILTIN_MODELS, LoadedConfig, config_from_values
-from surefoot.config.rules import HELDOUT
+from surefoot.config.load import LoadedConfig, config_from_values
+from surefoot.config.rules import BUILTIN_MODELS, HELDOUT
 from surefoot.data.files import tasks_from_rows
 from surefoot.data.heldout import repeated_prompts, split_heldout
 from surefoot.data.sources import load_tasks, scorer_of
@@ -31,6 +31,7 @@ from surefoot.run.inputs import FromPython, Inputs, chosen, inputs_to_answer, re
 from surefoot.run.store import answer_rows, is_as_told, read_run_config, refuse_code
 from surefoot.storage.files import verify_folder
 from surefoot.storage.run_folder import RunFolder
+from surefoot.system.memory import importing
 from surefoot.tracking.text import counted, python_call
 
 GENERATED = 200
@@ -167,8 +168,9 @@ def evaluate(
 
 
 def _answer(who: str, config: Config, subject: _Subject, pool: RewardPool, *, served: bool) -> Evaluation:
-    from surefoot.evaluation import answer, eval_metrics
-    from surefoot.run.build import build  # torch: after the reward workers are forked
+    with importing():
+        from surefoot.evaluation import answer, eval_metrics
+        from surefoot.run.build import build  # torch: after the reward workers are forked
 
     parts = build(config, subject.base, subject.inputs, pool, answer_only=True, adapter=subject.adapter)
     try:

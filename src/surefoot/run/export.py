@@ -27,11 +27,14 @@ class Exported:
     folder: Path
     checkpoint: Path
     merged: bool
+    quantised: bool = False
+    """Whether the base is what came back from four bits, and not the model's file."""
 
     def lines(self) -> list[str]:
         """For a person."""
         if self.merged:
-            what = "a plain Hugging Face folder: the model with the adapter merged in"
+            base = "the model as four bits gave it back, which is not its file," if self.quantised else "the model"
+            what = f"a plain Hugging Face folder: {base} with the adapter merged in"
             return [
                 f"{self.folder}  ({what}, from {self.checkpoint})",
                 f"next  surefoot eval {self.folder} --tasks FILE",
@@ -65,13 +68,13 @@ def export(run: Path, out: Path, *, checkpoint: str | None = None, merged: bool 
         known = _write_merged(loaded.config, loaded.base, saved, temporary) if merged else {}
         _copy(manifest, temporary, whole=not merged)
         facts = {"step": manifest.facts.get("step"), "merged": merged}
-        facts |= {} if merged else {"adapter": manifest.facts.get("adapter")}
+        facts |= {"quantization": loaded.config.quantization} if merged else {"adapter": manifest.facts.get("adapter")}
         commit_folder(temporary, final, facts, known=known)
     except OSError as error:
         raise storage_error(final, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return Exported(out, saved, merged)
+    return Exported(out, saved, merged, quantised=merged and loaded.config.quantization != "none")
 
 
 def _copy(manifest: Manifest, folder: Path, *, whole: bool) -> None:
@@ -91,11 +94,12 @@ def _write_merged(config: Config, base: Path, saved: Path, folder: Path) -> dict
     from surefoot.run.model import adapter_plan, lora_settings
 
     adapter_plan(config, base, saved)  # another model is refused before its weights are read
-    policy = load_policy(config.model, base=base, device="cpu", dtype=config.dtype)
+    lora = lora_settings(config)
+    policy = load_policy(config.model, base=base, device="cpu", dtype=config.dtype, lora=lora)
     policy.model.save_pretrained(folder, state_dict={})
     weights = weights_of(policy.model)
-    _, adapter = with_adapter(policy, lora_settings(config))
+    _, adapter = with_adapter(policy, lora)
     assert adapter is not None, "the run has one"
     adapter.load(saved)
     published = adapter.published(0)
-    return {WEIGHTS: write_tensors(folder / WEIGHTS, {name: published.get(name, own) for name, own in weights.items()})}
+    return {WEIGHTS: write_tensors(folder / WEIGHTS, weights | dict(published))}

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config import Config, EvalSetConfig
+from surefoot.config.choices import named_environment
 from surefoot.config.own_code import own_digests
 from surefoot.config.schedule import MOST_TASKS, Answered, answered_tasks, most_tasks
 from surefoot.data.files import tasks_from_rows
@@ -176,7 +177,8 @@ def toolkit_spec(
         return None
     servers, pins = read_servers(base / keys.servers) if keys.servers else ((), {})
     if environment is None and keys.environment is not None:
-        environment = str((base / keys.environment).absolute())
+        named = named_environment(keys.environment)
+        environment = keys.environment if named else str((base / keys.environment).absolute())
     return ToolkitSpec(
         servers, (*functions, *(str((base / each).absolute()) for each in keys.functions)), environment,
         ToolLimits(

@@ -30,8 +30,12 @@ from surefoot.learner.lora import (
     require_peft,
     with_adapter,
 )
+from surefoot.learner.low_bit import require_torchao
 from surefoot.learner.model import ModelTokenizer, Policy, empty_net, load_policy, load_tokenizer, resolve_device
 from surefoot.learner.own_code import own_loss, use_estimator
+from surefoot.learner.precision import require_precision
+from surefoot.learner.quantised import NONE, require_bitsandbytes
+from surefoot.learner.sharding import OneRank
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.preference import PreferencePair
 from surefoot.protocols import ToolSpec
@@ -49,13 +53,16 @@ from surefoot.tools.toolkits import ToolkitSpec
 # -- The learner of a run, built from its config; in this process or in one of its own ------------
 
 
-def make_learner(config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task]) -> GRPOLearner:
-    """The learner, with the losses beside the policy's."""
+def make_learner(
+    config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task], ranks: OneRank | None = None
+) -> GRPOLearner:
+    """The learner, with the losses beside the policy's; rank 0 of it, where there are several."""
     channels = _channels(config, base, policy, codec, train)
     policy, adapter = with_adapter(policy, lora_settings(config))
     return GRPOLearner(
-        policy.model, learner_settings(config, codec.pad_token_id), channels, policy.masters, policy.tokenizer, adapter
-    )
+        policy.model, learner_settings(config, codec.pad_token_id), channels, policy.masters, policy.tokenizer,
+        adapter, ranks,
+    )  # fmt: skip
 
 
 def lora_settings(config: Config) -> LoraSettings | None:
@@ -65,7 +72,7 @@ def lora_settings(config: Config) -> LoraSettings | None:
         return None
     targets = (lora.target_modules,) if isinstance(lora.target_modules, str) else lora.target_modules
     alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
-    return LoraSettings(lora.rank, alpha, targets, lora.modules_to_save, config.seed)
+    return LoraSettings(lora.rank, alpha, targets, lora.modules_to_save, config.seed, config.quantization)
 
 
 def adapter_plan(config: Config, base: Path, saved: Path | None = None) -> AdapterPlan | None:
@@ -78,10 +85,18 @@ def adapter_plan(config: Config, base: Path, saved: Path | None = None) -> Adapt
     if settings is None:
         return None
     require_peft()
+    if settings.quantization != NONE:
+        require_bitsandbytes(resolve_device(config.device))
     plan = plan_adapter(settings, empty_net(config.model, base=base))
     if saved is not None:
         refuse_other_shapes(saved, plan, config.model)
     return plan
+
+
+def require_packages(config: Config) -> None:
+    """Raise where this config trains with a package that is not there: before any weight is read."""
+    if config.optim == "adamw_8bit":
+        require_torchao()
 
 
 def parity_tolerance(config: Config) -> float:
@@ -184,7 +199,8 @@ def learner_settings(config: Config, pad_token_id: int) -> LearnerSettings:
         mask_truncated=config.mask_truncated_completions,
         reference_sync_steps=None if every == "never" else every,
         parity_tolerance=parity_tolerance(config),
-        max_staleness=config.max_staleness, cuda_kernels=config.cuda_kernels,
+        max_staleness=config.max_staleness, cuda_kernels=config.cuda_kernels, optim=config.optim,
+        gradient_checkpointing=config.gradient_checkpointing,
     )  # fmt: skip
 
 
@@ -192,6 +208,12 @@ def _channels(
     config: Config, base: Path, policy: Policy, codec: ChatCodec, train: Sequence[Task]
 ) -> AuxiliaryLosses | None:
     """The losses beside the policy's; None when their weights are 0."""
+    if config.alpha_sdpo > 0 and policy.spec.beyond:
+        raise ModelError(
+            f"alpha_sdpo = {config.alpha_sdpo} with {', '.join(policy.spec.beyond)}",
+            "it compares whole distributions through the bare output layer, without what the model does behind it",
+            "set alpha_sdpo = 0, or use a plain Llama, Mistral, Qwen2 or Qwen3",
+        )
     settings = AuxiliaryLossSettings(
         alpha_sdpo=config.alpha_sdpo, beta_replay=config.beta_replay, sdpo_mixing=config.sdpo_mixing,
         dead_channel_steps=config.dead_channel_steps, temperature=config.temperature, pad_token_id=codec.pad_token_id,
@@ -284,11 +306,15 @@ def prepare(
         routes: environment -> its tools, where tasks choose between several.
     """
     set_determinism(config)
+    require_precision(resolve_device(config.device), config.dtype)
     words = load_tokenizer(config.model, base=base)
     call_format = call_format_of(codec_of_words(config, base, words, inputs.tools, tools), inputs.tools)
+    require_packages(config)
     adapter_plan(config, base)
     # A template or an adapter that cannot be used is refused by now: weights may take minutes to load.
-    policy = load_policy(config.model, base=base, device=config.device, dtype=config.dtype, words=words)
+    policy = load_policy(
+        config.model, base=base, device=config.device, dtype=config.dtype, words=words, lora=lora_settings(config)
+    )
     codec = codec_of(config, base, policy, inputs.tools, tools)
     encode = partial(_encode, codec, routes or {})
     context = policy.spec.max_positions

@@ -10,6 +10,7 @@ Read next: `store.py`, what is kept on disk; `resume.py`, the way back.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
@@ -35,6 +36,7 @@ from surefoot.errors import (
 )
 from surefoot.guards.arming import guard_lines, judge_arming, refuse_unarmed
 from surefoot.guards.verdict import RunJudgement, way_out
+from surefoot.learner.architectures import told
 from surefoot.protocols import TaskQueue
 from surefoot.records import Task, Verdict
 from surefoot.report.console import View, batch_arithmetic
@@ -44,6 +46,7 @@ from surefoot.rewards.pool import RewardPool
 from surefoot.run.arguments import refuse_missing, way_on
 from surefoot.run.guarding import calibration, calibration_lines, judge_first_value, make_guard
 from surefoot.run.inputs import NOTHING, FromPython, Inputs, read_inputs, sandbox_facts, weaker_words
+from surefoot.run.learner_rank import refuse_launcher
 from surefoot.run.outcome import (
     Outcome,
     best,
@@ -74,6 +77,7 @@ from surefoot.storage.lock import RunLock
 from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import assert_same_run, recorded_facts
 from surefoot.system.heartbeat import last_heartbeat
+from surefoot.system.memory import importing
 from surefoot.system.signals import StopRequested, StopSignals
 from surefoot.system.text import printable
 from surefoot.tracking.process_logs import attempts_of, hosts_of
@@ -156,6 +160,7 @@ def drained(run: Steps) -> Outcome:
 
 def train_steps(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> Steps:
     """`train`, one step at a time; closed early, it leaves a run that can be resumed."""
+    refuse_launcher(os.environ)
     config = loaded.config
     with StopSignals(limit_s=config.stop_timeout_s) as stop:
         with stop.part("start"):
@@ -206,6 +211,7 @@ def resume_steps(
         max_steps: the run's new length; one that is over goes on from its last checkpoint.
         allow_code: code that lies in the run folder itself may be run.
     """
+    refuse_launcher(os.environ)
     folder = RunFolder.open(run_dir)
     config = load_run_config(folder).config
     over = final_verdict(folder, config)
@@ -342,15 +348,19 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
     view.start([*ctx.loaded.notes, *plan, *guarded, *border, *keeper.notes()])
     with stop.part("start"):
         failpoint("session.before_build")
-        from surefoot.run.build import build  # torch: after the plan is on the screen
+        with importing():
+            from surefoot.run.build import build  # torch: after the plan is on the screen
 
         parts = build(config, ctx.loaded.base, ctx.inputs, ctx.pool, keeper.folder.logs)
         ctx.cleanup.callback(_warn_of_egress, keeper.folder.logs, view)  # called after the next one
+        ctx.cleanup.callback(parts.close_learner)
         ctx.cleanup.callback(parts.runtime.close)
         if parts.status is not None:
             ctx.cleanup.enter_context(ctx.monitor.asking(parts.status))
         assert_same_run(keeper.journal, "parts", dict(parts.identity))
-        _write_environment(ctx)
+        line = told(parts.policy.spec.model_type, parts.policy.spec.beyond)
+        view.note([] if line is None else [f"model     {line}"])
+        _write_environment(ctx, line)
         _warn_of_tasks(parts, config, view)
         if found := loss_warning(config):
             view.warn(*found)
@@ -371,12 +381,16 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
     return run
 
 
-def _write_environment(ctx: RunContext) -> None:
-    """The machine, once; a resume on another one is told."""
+def _write_environment(ctx: RunContext, architecture: str | None) -> None:
+    """The machine, once; a resume on another one is told.
+
+    Args:
+        architecture: what is said of a model that is not plain.
+    """
     tasks, folder = ctx.inputs.task_set, ctx.keeper.folder
     tools = ctx.inputs.tools
     record = environment_record() | {
-        "tasks": tasks.name, **ctx.inputs.sources, "failpoints": switched_on(),
+        "tasks": tasks.name, "architecture": architecture, **ctx.inputs.sources, "failpoints": switched_on(),
         "unsafe_code": ctx.inputs.unsafe, "sandbox": sandbox_facts(), "from_python": list(ctx.inputs.from_python),
         "tool_servers": {} if tools is None else {server.name: server.containment for server in tools.startable},
     }  # fmt: skip

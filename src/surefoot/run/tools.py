@@ -57,7 +57,7 @@ def preview_tools(recipe: ToolkitSpec, *, start: bool) -> ToolPreview:
         began = time.perf_counter()
         with open_toolkit(recipe) as toolkit:
             took = time.perf_counter() - began
-            seconds = _probe_seconds(recipe, toolkit)
+            seconds = probe_seconds(recipe, toolkit)
             return ToolPreview(tuple(toolkit.specs), True, ("tool servers and their tools",), (), seconds, took)
     unstarted = [*(["tool servers"] if recipe.servers else []), *(["the environment"] if recipe.environment else [])]
     specs: tuple[ToolSpec, ...] = ()
@@ -91,7 +91,7 @@ def open_toolkit(recipe: ToolkitSpec) -> Iterator[Toolkit]:
         toolkit.close()
 
 
-def _probe_seconds(recipe: ToolkitSpec, toolkit: Toolkit) -> float | None:
+def probe_seconds(recipe: ToolkitSpec, toolkit: Toolkit) -> float | None:
     """Seconds of one call, by asking the servers' probes again; None where no server has one."""
     from surefoot.tools.mcp.pins import spec_name
 

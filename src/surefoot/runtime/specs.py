@@ -100,8 +100,24 @@ class EngineSpec(Protocol):
         """In the process where it will run."""
 
 
+class ServedHere:
+    """An engine of ours in the process that builds it, on the tensors that it is handed or on a copy."""
+
+    copy_weights: bool
+
+    @property
+    def shares_tensors(self) -> bool:
+        """Unless it has to copy them."""
+        return not self.copy_weights
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """None: it asks nobody."""
+        return ()
+
+
 @dataclass(frozen=True)
-class EmbeddedEngineSpec:
+class EmbeddedEngineSpec(ServedHere):
     """Our own engine, served to many callers by one thread."""
 
     spec: DecoderSpec
@@ -113,16 +129,6 @@ class EmbeddedEngineSpec:
     """On a GPU, decode in captured graphs."""
     copy_weights: bool = False
     """Serve a copy: needed where the owner of the weights goes on changing them while they are served."""
-
-    @property
-    def shares_tensors(self) -> bool:
-        """Unless it has to copy them."""
-        return not self.copy_weights
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """None: it asks nobody."""
-        return ()
 
     def build(self) -> ServingEngine:
         """In the process where it will run."""
@@ -302,7 +308,7 @@ class LearnerSpec:
         from surefoot.learner.lora import with_adapter
         from surefoot.learner.model import load_policy
 
-        policy = load_policy(self.model, base=self.base, device=self.device, dtype=self.dtype)
+        policy = load_policy(self.model, base=self.base, device=self.device, dtype=self.dtype, lora=self.lora)
         channels = None if self.channels is None else self.channels(policy)
         policy, adapter = with_adapter(policy, self.lora)
         return policy, GRPOLearner(

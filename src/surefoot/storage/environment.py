@@ -24,7 +24,17 @@ from surefoot.system.environment import inherited
 from surefoot.system.git import GitError, OwnPrograms, git_call, own_programs
 from surefoot.system.text import is_secret_name, redact_values
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "numpy", "reasoning-gym")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "pydantic",
+    "numpy",
+    "reasoning-gym",
+    "peft",
+    "bitsandbytes",
+)
 _HIDDEN_NOTE = "# credentials are hidden in: "
 
 

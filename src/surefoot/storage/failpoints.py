@@ -77,6 +77,7 @@ NAMES: Mapping[str, str] = {
     "folder.after_manifest": "the manifest is there, under the temporary folder name",
     "folder.after_rename": "the folder has its final name, which may not be on the disk",
     "folder.done": "the folder is on the disk",
+    "memory.before_learn": "a measurement of memory has sampled and is about to learn",
     "journal.created": "a journal without a record exists",
     "journal.before_write": "a record is about to be appended",
     "journal.between_pieces": "a part of a large record is written",

@@ -139,10 +139,14 @@ def checker(tool: str, schema: Mapping[str, Any]) -> Check:
             "correct the server's schema, or leave the tool out with the server's list of tools",
         ) from error
 
+    certainly_right = _plain_check(plain)
+
     def check(arguments: Mapping[str, Any]) -> list[str]:
         problem = _too_much(arguments)
         if problem:
             return [problem]
+        if certainly_right is not None and certainly_right(arguments):
+            return []
         try:
             found = sorted(validator.iter_errors(dict(arguments)), key=lambda error: list(map(str, error.path)))
         except (ArithmeticError, RecursionError) as error:
@@ -150,6 +154,41 @@ def checker(tool: str, schema: Mapping[str, Any]) -> Check:
         return [_said(error) for error in found[:_SHOWN_PROBLEMS]]
 
     return check
+
+
+_NO_RULES = frozenset({"title", "description", "default", "examples"})
+_PLAIN: Mapping[str, frozenset[type]] = {
+    "string": frozenset({str}), "boolean": frozenset({bool}), "integer": frozenset({int}),
+    "number": frozenset({int, float}),
+}  # fmt: skip
+
+
+def _plain_check(schema: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], bool] | None:
+    """Of a schema that asks for plain values and nothing else: whether arguments are right beyond doubt.
+
+    Most tools have such a schema, and most calls are right: these need no walk through it. Whatever is in doubt (3.0
+    for a whole number, say) is for the validator, and so is every other schema: None.
+    """
+    extra = schema.get("additionalProperties", True)
+    if set(schema) - _NO_RULES - {"type", "properties", "required", "additionalProperties"} or type(extra) is not bool:
+        return None
+    kinds: dict[str, frozenset[type]] = {}
+    for name, part in schema.get("properties", {}).items():
+        if not isinstance(part, dict) or set(part) - _NO_RULES != {"type"} or not isinstance(part["type"], str):
+            return None
+        if part["type"] not in _PLAIN:
+            return None
+        kinds[name] = _PLAIN[part["type"]]
+    required = tuple(schema.get("required", ()))
+
+    def right(arguments: Mapping[str, Any]) -> bool:
+        for name, value in arguments.items():
+            allowed = kinds.get(name)
+            if (not extra) if allowed is None else type(value) not in allowed:
+                return False
+        return all(name in arguments for name in required)
+
+    return right
 
 
 def _said(error: Any) -> str:

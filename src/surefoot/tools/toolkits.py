@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.config.choices import named_environment
 from surefoot.config.own_code import OwnCode, load_own, own_object
 from surefoot.errors import InputError, ToolError
 from surefoot.protocols import ToolAnswer, Toolbox, Toolkit, ToolSpec
@@ -36,7 +37,7 @@ class ToolkitSpec:
     functions: tuple[str | Callable[..., Any], ...] = ()
     """As `/path/file.py:function`, or themselves."""
     environment: Any = None
-    """As `/path/file.py:Class`, or a class, or classes by name."""
+    """As `/path/file.py:Class`, a kind by its name (`choices.ENVIRONMENTS`), a class, or classes by name."""
     limits: ToolLimits = field(default_factory=ToolLimits)
     concurrency: int = 32
     max_result_tokens: int = 256
@@ -123,8 +124,10 @@ class ToolkitSpec:
     def _from_environment(self, logs: Path | None) -> Toolkit | None:
         if self.environment is None:
             return None
-        from surefoot.tools.python.environments import environment_toolkit
+        from surefoot.tools.python.environments import environment_toolkit, named_toolkit
 
+        if (named := named_environment(self.environment)) is not None:
+            return named_toolkit(*named)
         own = self._own_environment()
         try:
             return environment_toolkit(own.thing)
@@ -132,20 +135,22 @@ class ToolkitSpec:
             raise own.raised(error, "when its tools were listed") from error
 
     def _own_environment(self) -> OwnCode:
-        """The environment and where its code stands; a class or function from Python knows its file itself."""
+        """A user's environment and where its code stands; a class or function from Python knows its file itself."""
         if isinstance(self.environment, str):
             return load_own("tools.environment", self.environment)
         return own_object("tools.environment", self.environment)
 
     def try_environment(self, task: Task) -> None:
-        """Reset an environment of the user's own for one task and ask for its reward, before anything is sampled.
+        """Reset the environment for one task and ask for its reward, before anything is sampled.
 
         Raises:
-            ExtensionError: it cannot be reset, or what it gives is no text or no number.
+            ExtensionError: one of the user's own cannot be reset, or what it gives is no text or no number.
+            InputError: the same of a kind of ours, which this task does not suit.
         """
         if self.environment is None or self.mode != "live":
             return
-        own, toolkit = self._own_environment(), self._from_environment(None)
+        own = None if named_environment(self.environment) else self._own_environment()
+        toolkit = self._from_environment(None)
         assert toolkit is not None, "there is an environment"
         try:
             box = toolkit.open(task, "check/0", 0)
@@ -154,6 +159,8 @@ class ToolkitSpec:
             finally:
                 box.close()
         except InputError as error:
+            if own is None:
+                raise
             raise own.raised(error, f"for task {task.id}") from error
         finally:
             toolkit.close()

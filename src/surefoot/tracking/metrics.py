@@ -134,6 +134,8 @@ sync/probe_gap | nats | max | down | largest difference of an engine's log-proba
 sync/probe_move | nats | last | none | how far this update moved the learner's log-probabilities of fixed tokens
 sync/replicas | engines | last | steady | engines that gave proof of this version
 sync/bytes | bytes | last | steady | bytes of weights that were published
+memory/peak | bytes | max | down | most in use: what torch allocated on a GPU since the last step, else resident size
+memory/recomputes | share | last | none | 1 where gradient_checkpointing computes layers again in the backward pass
 memory/splits | halvings | last | down | how often microbatches were halved in this run because memory ran out
 steps_refused | steps | sum | down | 1 when a non-finite number kept this step from the weights
 groups/{} | groups | sum | none | groups by what became of them

@@ -18,7 +18,8 @@ from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.engines.graph_decoder import BURST, rows_of_step
 from surefoot.engines.graphs import GraphedEngine, embedded_engine, not_implemented
 from surefoot.errors import EngineError, NumericsError
-from surefoot.learner.model import SUPPORTED, decoder_spec
+from surefoot.learner.architectures import PLAIN
+from surefoot.learner.model import decoder_spec
 from surefoot.maths.fused import PlainOps, ops_for
 from surefoot.protocols import Completion, DecoderSpec, Request
 
@@ -210,7 +211,7 @@ def test_every_field_and_every_architecture_is_known_to_the_fast_path_or_sends_t
 ) -> None:
     """Every entry of the three registries by name: a new one is not implemented until somebody says that it is."""
     spec = decoder_spec(make_net())
-    for model_type in SUPPORTED:
+    for model_type in PLAIN:
         assert not_implemented(dataclasses.replace(spec, model_type=model_type)) == []
     made: list[str] = []
     monkeypatch.setattr("surefoot.engines.graphs.EmbeddedEngine", lambda *_, **__: made.append("slow"))

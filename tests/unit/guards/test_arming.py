@@ -292,3 +292,9 @@ def test_long_runs_are_thinned_and_the_answer_stays_quick() -> None:
     assert 0.0 < found.false_alarms <= MOST_FALSE
     judged(60, max_steps=59, eval_steps=1)
     assert time.process_time() - began < 4.0, "a second or so where nothing else runs"
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 3, 7, 8])
+@pytest.mark.parametrize("last", range(10))
+def test_the_largest_number_that_holds_is_found_wherever_it_lies(most: int, last: int) -> None:
+    assert arming._largest(lambda n: n <= last, most) == min(last, most)

@@ -196,3 +196,11 @@ def test_the_gap_has_to_be_beyond_its_limit_by_more_than_noise() -> None:
         for t in range(100):
             status = guard.update(t, 0.5 + min(t, 50) / 1000 + dice.gauss(0, 0.05), 0.5 + dice.gauss(0, 0.05))
         assert not status.fire, status.reason
+
+
+@pytest.mark.parametrize("missing", ["length", "entropy"])
+def test_a_rule_whose_number_never_arrived_is_named_and_no_other(missing: str) -> None:
+    """A trainer that hands on no lengths has no length rules, and is told so."""
+    rows = [{name: value for name, value in row.items() if name != missing} for row in healthy(count=40)]
+    status = last(HeldOutGuard(rules=EVERY), rows)
+    assert set(status.unfed) == {name for name in EVERY if name.startswith(missing)}

@@ -243,6 +243,9 @@ def edited(batch: Batch, name: str, row: int, column: int, value: int) -> Batch:
         (lambda b: dataclasses.replace(b, prompt_lens=b.prompt_lens + 1), "other tokens than its sample"),
         (lambda b: b.rows([0, 1, 2, 3]), "4 rows for 5 samples"),
         (lambda b: b.rows([1, 0, 2, 3, 4]), "other tokens than its sample"),
+        (lambda b: dataclasses.replace(b, advantages=b.advantages.roll(1)), "row of a carries another row's advantage"),
+        (lambda b: dataclasses.replace(b, advantages=b.advantages * 0.999), "row of a carries another row's advantage"),
+        (lambda b: edited(b, "logprobs", 4, 1, -3), "row of a carries another row's advantage or logprobs"),
     ],
     ids=[
         "late",
@@ -255,6 +258,9 @@ def edited(batch: Batch, name: str, row: int, column: int, value: int) -> Batch:
         "prompt length",
         "row lost",
         "rows swapped",
+        "advantages of others",
+        "advantages scaled",
+        "a logprob",
     ],
 )
 def test_a_batch_that_would_train_something_else_is_refused(

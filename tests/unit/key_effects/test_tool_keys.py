@@ -101,6 +101,15 @@ def test_an_environment_class_opens_answers_and_rewards(with_tools: Build) -> No
     assert {r.reward_parts["environment"] for r in rollouts} == {3.0}
 
 
+@pytest.mark.config_key("tools.environment")
+def test_a_kind_of_environment_is_named_without_a_file(with_tools: Build) -> None:
+    rollouts = with_tools(
+        ask_once("step", action=0), tools__functions=[], tools__environment="gymnasium:CliffWalking-v1"
+    )
+    assert {r.turns[0].calls[0].answer for r in rollouts} == {"24"}, "one up from where it begins"
+    assert {r.own_reward for r in rollouts} == {-1.0}, "the step's own reward"
+
+
 @pytest.mark.config_key("max_turns")
 def test_max_turns_counts_completions(with_tools: Build) -> None:
     for turns in (1, 3):

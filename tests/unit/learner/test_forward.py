@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,3 +96,47 @@ def test_chunked_logits_give_the_values_and_gradients_of_whole_ones(
     monkeypatch.setattr(forward, "LOGITS_BUDGET", 0)
     compare(net, whole, score(net, batch, 0.7), batch)
     assert calls == [int(batch.mask.sum())], "padding never reaches the head"
+
+
+# -- the layout, a row at a time: what `lay_out` computes for all rows at once ---------------------------
+
+
+def lay_out_by_hand(batch: Batch, prompts: list[tuple[int, ...]], owner: Tensor) -> Any:
+    """Token by token, in Python."""
+    ids = [token for prompt in prompts for token in prompt]
+    positions = [place for prompt in prompts for place in range(len(prompt))]
+    ends = torch.tensor([len(p) for p in prompts]).cumsum(0) - 1
+    lengths: list[int] = []
+    width = batch.mask.shape[1]
+    where: list[list[int]] = []
+    rows = zip(owner.tolist(), batch.completion_ids.tolist(), batch.mask.tolist(), strict=True)
+    for u, completion, mask in rows:
+        length = width - mask[::-1].index(True) if True in mask else 1
+        where.append([int(ends[u]), *range(len(ids), len(ids) + length - 1), *[0] * (width - length)])
+        ids += completion[: length - 1]
+        positions += range(len(prompts[u]), len(prompts[u]) + length - 1)
+        lengths.append(length - 1)
+    return forward._Layout(torch.tensor([ids]), torch.tensor([positions]), lengths, torch.tensor(where))
+
+
+def made_up_batch(seed: int) -> Batch:
+    """Prompts of several lengths; completions whose last tokens, or all of them, were not sampled."""
+    dice, rows = random.Random(seed), []
+    for group in range(dice.randint(1, 4)):
+        prompt = tuple(dice.randrange(1, 99) for _ in range(dice.randint(1, 7)))
+        for index in range(dice.randint(1, 4)):
+            sampled = tuple(dice.random() < 0.6 for _ in range(dice.randint(1, 9)))
+            row = sample("short", 10 * group + index, len(sampled))
+            rows.append(replace(row, prompt_ids=prompt, sampled=sampled))
+    return make_batch(rows, pad_token_id=0)[0]
+
+
+def test_the_layout_is_that_of_one_row_at_a_time() -> None:
+    for seed in range(100):
+        batch = made_up_batch(seed)
+        prompts, owner = forward.distinct_prompts(batch)
+        found, expected = forward.lay_out(batch, prompts, owner), lay_out_by_hand(batch, prompts, owner)
+        assert found.lengths == expected.lengths, seed
+        for name in ("ids", "positions", "where"):
+            assert torch.equal(getattr(found, name), getattr(expected, name)), (seed, name)
+            assert getattr(found, name).dtype == torch.int64

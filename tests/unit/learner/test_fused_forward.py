@@ -7,84 +7,41 @@ kernels are, they are compared with the same plain operations.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import importlib
+import inspect
+from typing import Any, get_args
 
 import pytest
 import torch
-from forward_kit import compare, packed, sample
+from forward_kit import PlainKernels, compare, packed, sample
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the community's name
 
-from surefoot.config import MICROBATCH_TOKENS
+from surefoot.config import MICROBATCH_TOKENS, Config
+from surefoot.config.choices import ENGINES, ESTIMATORS
+from surefoot.config.choices import LOSSES as LOSS_FACTS
+from surefoot.engines import graph_decoder
 from surefoot.errors import NumericsError
 from surefoot.guards import invariants
-from surefoot.learner import fused_forward, grpo
+from surefoot.learner import fused_forward, fused_options, grpo, model
+from surefoot.learner.architectures import PLAIN
+from surefoot.learner.footprint import Work, bytes_of_token, microbatch_budget
 from surefoot.learner.forward import score_batch
 from surefoot.learner.fused_forward import score_batch_fused, why_not_fused
+from surefoot.learner.fused_options import ENTRIES, unlisted
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
-from surefoot.learner.memory import bytes_per_token, microbatch_tokens
+from surefoot.learner.memory import shape_of
 from surefoot.learner.samples import split_microbatches
-from surefoot.maths import fused_training
-from surefoot.maths.fused import PlainOps, rotate
+from surefoot.maths import advantages, fused_training, losses
 from surefoot.maths.fused_training import Kernels, kernels
-from surefoot.maths.logprobs import TokenScores
-from surefoot.maths.losses import LossSettings
+from surefoot.maths.logprobs import TokenScores, score_tokens, score_tokens_chunked
+from surefoot.maths.losses import LOSSES, LossKind, LossSettings
 from surefoot.maths.packing import make_batch
+from surefoot.protocols import EngineInputs
+from surefoot.run.build import auto_engine, embedded_engine
+from surefoot.runtime.specs import EmbeddedEngineSpec
 
 ARCHITECTURES = ["llama", "untied", "llama3", "yarn", "wide_heads", "qwen2", "qwen3", "mistral"]
-
-
-class PlainKernels:
-    """`Kernels` in plain torch: what the Triton kernels have to say; the way back is autograd's own."""
-
-    def norm(self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        summed = x if added is None else x + added
-        return summed, PlainOps().rms_norm(summed, weight, eps)
-
-    def norm_back(
-        self, grad: Tensor, grad_sum: Tensor | None, summed: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        dx, dw = back(lambda x, w: self.norm(x, None, w, eps)[1], [summed, weight], grad)
-        return dx if grad_sum is None else dx + grad_sum, dw.float()
-
-    def turn(self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, size: int) -> Tensor:
-        q, k, v = (each.unflatten(1, (-1, size)) for each in (q, k, v))
-        return torch.cat([rotate(q, cos[:, None], sin[:, None]), rotate(k, cos[:, None], sin[:, None]), v], dim=1)
-
-    def turn_back(
-        self, grad: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        size = grad.shape[2]
-        zeros = [grad.new_zeros(len(grad), n * size) for n in (heads, kv_heads, kv_heads)]
-        q, k, v = back(lambda q, k, v: self.turn(q, k, v, cos, sin, size), zeros, grad)
-        return q, k, v
-
-    def gate(self, gate: Tensor, up: Tensor) -> Tensor:
-        return F.silu(gate) * up
-
-    def gate_back(self, grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-        d_gate, d_up = back(self.gate, [gate, up], grad)
-        return d_gate, d_up
-
-    def score(self, logits: Tensor, ids: Tensor, heat: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        z = logits.float() / heat
-        top, log_total = z.amax(-1), (z - z.amax(-1, keepdim=True)).exp().sum(-1).log()
-        logp = z - (top + log_total)[:, None]
-        return logp.gather(1, ids[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1), top, log_total
-
-    def score_back(
-        self, logits: Tensor, ids: Tensor, grad: Tensor, top: Tensor, log_total: Tensor, heat: float
-    ) -> None:
-        p = (logits.float() / heat - (top + log_total)[:, None]).exp()
-        pulls = (F.one_hot(ids, logits.shape[1]) - p) * (grad / heat)[:, None]
-        logits.copy_(pulls.masked_fill(grad[:, None] == 0, 0.0))
-
-
-def back(function: Any, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, ...]:
-    with torch.enable_grad():
-        leaves = [each.detach().requires_grad_(True) for each in inputs]
-        return torch.autograd.grad(function(*leaves), leaves, grad)
 
 
 # -- the same numbers -----------------------------------------------------------------------------
@@ -134,8 +91,12 @@ def test_what_it_does_not_know_is_named(make_net: Any) -> None:
     net.model.norm.to(torch.bfloat16)
     assert why_not_fused(net, on_cpu=True) == ["parameters of several dtypes"]
     net.model.norm.float()
-    net.config.hidden_act, net.config.model_type = "gelu", "gemma"
-    assert why_not_fused(net, on_cpu=True) == ["model_type gemma", "hidden_act gelu"]
+    net.config.hidden_act = "gelu"
+    assert why_not_fused(net, on_cpu=True) == ["hidden_act = gelu"]
+    net.config.hidden_act, net.config.model_type = "silu", "gemma"
+    assert why_not_fused(net, on_cpu=True) == ["architecture 'gemma'"]
+    net.config.model_type, net.config.sliding_window = "mistral", 8
+    assert why_not_fused(net, on_cpu=True) == ["sliding_window = 8"], "its kernels look at the whole row"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -246,8 +207,191 @@ def test_large_pieces_are_made_alike_and_never_above_the_budget() -> None:
 
 def test_microbatches_follow_the_models_size(make_net: Any) -> None:
     small, large = make_net(), make_net(num_hidden_layers=4)
-    assert bytes_per_token(large) == 2 * bytes_per_token(small)
-    assert microbatch_tokens(small) // 2 == pytest.approx(microbatch_tokens(large), rel=0.01)
+    work = Work(groups=1, siblings=1, prompt=1, completion=1, fused=True)
+    one, two = (bytes_of_token(shape_of(net), work) for net in (small, large))
+    assert two == 2 * one
+    assert microbatch_budget(shape_of(small), work, None) // 2 == pytest.approx(
+        microbatch_budget(shape_of(large), work, None), rel=0.01
+    )
+
+
+# -- every option: on its list and compared, or slow by name ---------------------------------------
+# `fused_options` has the learner's list; the engine's, and its fields, are held by tests/unit/engines/test_graphs.py.
+
+SLOW_ON_PURPOSE: frozenset[str] = frozenset()
+"""Fields that are not on the list, by decision: with them the network's own modules compute on a GPU too. A new field is
+red until it is here, or in `fused_options` with a comparison below."""
+EXTRA = {"cispo": {"epsilon_high": 5.0}}
+"""What an entry cannot be built without."""
+
+
+def loss(**changes: Any) -> LossSettings:
+    return LossSettings(**(EXTRA.get(changes.get("loss_type", ""), {}) | changes))
+
+
+REGISTRIES: dict[str, tuple[Any, ...]] = {
+    "loss_type": tuple(LOSSES), **{name: tuple(values) for name, values in losses._CHOICES.items()}
+}  # fmt: skip
+CASES = [
+    *({"loss_type": name} for name in LOSSES),
+    *({"kl_estimator": name, "beta": 0.1} for name in REGISTRIES["kl_estimator"]),
+    *({"correction": name} for name in REGISTRIES["correction"] if name),
+    {"level": "sequence"}, {"delta": 2.0}, {"kl_bias_correction": False, "beta": 0.1}, {"positive_nll": 0.1},
+    {"kl_input_clamp": 0.5, "kl_output_clamp": 0.5, "beta": 0.1}, {"force_on_policy_ratio": True},
+    {"correction": "token_mask", "correction_floor": 0.5, "correction_clip": 1.5},
+]  # fmt: skip
+
+
+def two_groups() -> list[Any]:
+    lengths = [("long", 3), ("long", 7), ("short", 5), ("short", 4)]
+    return [
+        dataclasses.replace(sample(name, i, n), advantage=0.5 - i % 2, logprobs=(-4.0 - 0.2 * i,) * n)
+        for i, (name, n) in enumerate(lengths)
+    ]
+
+
+# -- the lists are whole ----------------------------------------------------------------------------
+
+
+def test_every_field_of_the_learner_and_of_the_loss_is_listed_or_slow_on_purpose() -> None:
+    assert set(unlisted(settings())) == SLOW_ON_PURPOSE
+    assert {field.name for field in dataclasses.fields(LearnerSettings)} >= fused_options.LEARNER, (
+        "no such field any more"
+    )
+    assert {field.name for field in dataclasses.fields(LossSettings)} >= fused_options.LOSS, "no such field any more"
+
+
+@pytest.mark.parametrize("registry", REGISTRIES)
+def test_every_entry_of_a_registry_is_listed_or_named(registry: str) -> None:
+    assert ENTRIES[registry] <= set(REGISTRIES[registry]), "no such entry any more"
+    for entry in REGISTRIES[registry]:
+        found = unlisted(settings(loss=loss(**{registry: entry})))
+        assert found == ([] if entry in ENTRIES[registry] else [f"{registry} {entry}"])
+
+
+def test_what_the_config_offers_is_what_the_registries_have() -> None:
+    """So that nothing of it comes to the learner by another way."""
+    fields = Config.model_fields
+    assert set(get_args(fields["kl_estimator"].annotation)) == set(REGISTRIES["kl_estimator"])
+    assert {None, *get_args(fields["importance_sampling_mode"].annotation)} == set(REGISTRIES["correction"])
+    assert set(get_args(fields["importance_sampling_level"].annotation)) - {"auto"} == set(REGISTRIES["level"]) - {None}
+    assert set(LOSS_FACTS) == set(REGISTRIES["loss_type"])
+
+
+def test_the_two_fast_paths_know_the_same_models_and_every_one_that_is_trained() -> None:
+    """Both ask `beyond_plain` first, so what is not plain takes the slow path in both by the same names."""
+    assert set(PLAIN) == graph_decoder.MODEL_TYPES
+    assert not hasattr(fused_forward, "MODEL_TYPES"), "a second list"
+
+
+def test_advantages_are_numbers_before_a_fast_path_begins() -> None:
+    """No estimator is an option of one: it is gone from the settings by then."""
+    assert set(ESTIMATORS) == set(advantages.ESTIMATORS)
+    named = {field.name for each in (LearnerSettings, LossSettings) for field in dataclasses.fields(each)}
+    assert not named & {"scale_rewards", "estimator", "advantage"}
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_only_the_embedded_engine_is_told_of_graphs(kind: str, make_net: Any) -> None:
+    """The others decode by themselves; ours is asked which of its two paths by every field of the spec."""
+    module, _, name = ENGINES[kind].makes.partition(":")
+    make = getattr(importlib.import_module(module), name)
+    inputs = EngineInputs(
+        model.decoder_spec(make_net()), {}, rows=4, max_width=64, device="cpu", dtype="float32", seed=0, threads=1,
+        url="http://127.0.0.1:9", kind=kind, cuda_kernels=False,
+    )  # fmt: skip
+    made = make(inputs)
+    ours = kind in ("embedded", "auto")  # this model is one that ours is exact for
+    assert (type(made) is EmbeddedEngineSpec) == (make in (embedded_engine, auto_engine)) == ours
+    if ours:
+        assert made.cuda_kernels is False
+
+
+def test_the_chunked_loss_and_the_fused_one_take_the_options_of_the_plain_one() -> None:
+    """Scores have three options; the fused path gives entropy always, and refuses a network with a bias by name."""
+    plain = set(inspect.signature(score_tokens).parameters) - {"logits", "ids"}
+    assert plain == {"temperature", "with_entropy"}
+    assert plain <= set(inspect.signature(score_tokens_chunked).parameters)
+    assert plain - set(inspect.signature(fused_training.score_tokens_fused).parameters) == {"with_entropy"}
+    assert not fused_forward._known("lm_head.bias")
+
+
+# -- what is listed is so ---------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_step_is_the_same_on_both_paths_under_every_listed_option(case: dict[str, Any], make_net: Any) -> None:
+    reports, weights = [], []
+    for key in (True, False):
+        learner = GRPOLearner(net := make_net(), settings(loss=loss(**case), cuda_kernels=key))
+        assert learner.fused == key
+        reports.append(learner.learn(two_groups()))
+        reports.append(learner.learn(two_groups(), iteration=1))  # off its own policy: ratios are not 1
+        weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    fast, slow = reports[:2], reports[2:]
+    for one, two in zip(fast, slow, strict=True):
+        assert one.metrics.keys() == two.metrics.keys()
+        for name, value in two.metrics.items():
+            assert one.metrics[name] == pytest.approx(value, rel=2e-3, abs=1e-5), name
+    torch.testing.assert_close(weights[0], weights[1], atol=4e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("optim", sorted(fused_options.OPTIMISERS))
+def test_a_step_is_the_same_on_both_paths_with_every_listed_optimiser(optim: str, make_net: Any) -> None:
+    if optim == "adamw_8bit":
+        pytest.importorskip("torchao", reason="needs the torchao extra")
+    weights = []
+    for key in (True, False):
+        learner = GRPOLearner(net := make_net(), settings(optim=optim, cuda_kernels=key))
+        assert learner.fused == key
+        learner.learn(two_groups())
+        weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], atol=4e-4, rtol=1e-4)
+
+
+def test_the_optimisers_of_the_config_are_those_that_were_compared() -> None:
+    assert set(get_args(Config.model_fields["optim"].annotation)) == fused_options.OPTIMISERS
+    assert unlisted(settings(optim="lion")) == ["optim lion"]
+
+
+# -- planted ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_planted_new_entry_takes_the_slow_path_by_name(make_net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "brand_new", LOSSES["dapo"])
+    wanted = settings(loss=loss(loss_type="brand_new"))
+    assert unlisted(wanted) == ["loss_type brand_new"]
+    assert not GRPOLearner(make_net(), wanted).fused
+    for name, entry in (("kl_estimator", "k9"), ("correction", "token_fold"), ("level", "turn")):
+        monkeypatch.setitem(losses._CHOICES, name, (*losses._CHOICES[name], entry))
+        planted = settings(loss=loss(**{name: entry}))
+        assert unlisted(planted) == [f"{name} {entry}"]
+        assert not GRPOLearner(make_net(), planted).fused
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("record", ["LEARNER", "LOSS"])
+def test_planted_field_that_nobody_listed_takes_the_slow_path_by_name(
+    record: str, make_net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = {"LEARNER": "LearnerSettings", "LOSS": "LossSettings"}[record]
+    known = getattr(fused_options, record)
+    for name in sorted(known):
+        monkeypatch.setattr(fused_options, record, known - {name})
+        assert unlisted(settings()) == [f"{owner}.{name}"]
+        with pytest.raises(AssertionError):
+            test_every_field_of_the_learner_and_of_the_loss_is_listed_or_slow_on_purpose()
+    assert not GRPOLearner(make_net(), settings()).fused
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_loss_of_the_users_own_is_handed_finished_log_probabilities(make_net: Any) -> None:
+    own = loss(loss_type="mine.py:soft", own=LossKind(objective=losses._clipped))
+    assert unlisted(settings(loss=own)) == []
+    assert GRPOLearner(make_net(), settings(loss=own)).fused
 
 
 # -- on a GPU -------------------------------------------------------------------------------------

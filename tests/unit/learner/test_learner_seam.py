@@ -11,6 +11,7 @@ from checkpoint_kit import make_learner, make_tokenizer
 
 from surefoot.learner.grpo import GRPOLearner
 from surefoot.protocols import Learner, LearnerFacts
+from surefoot.runtime.learner_ranks import LedLearner
 from surefoot.runtime.ray.runtime import RemoteLearner
 
 MEMBERS = sorted(name for name in vars(Learner) if not name.startswith("_"))
@@ -20,7 +21,7 @@ def test_the_seam_is_what_the_design_says() -> None:
     assert MEMBERS == ["facts", "learn", "load", "published", "save", "score"]
 
 
-@pytest.mark.parametrize("kind", [GRPOLearner, RemoteLearner])
+@pytest.mark.parametrize("kind", [GRPOLearner, RemoteLearner, LedLearner])
 @pytest.mark.parametrize("name", MEMBERS)
 def test_every_learner_has_each_member_with_the_same_arguments(kind: type, name: str) -> None:
     ours, asked = getattr(kind, name), vars(Learner)[name]

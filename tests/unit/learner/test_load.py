@@ -13,6 +13,7 @@ import torch
 
 from surefoot.errors import ConfigError, ModelError
 from surefoot.learner import model as load
+from surefoot.learner.architectures import refuse_beyond
 from surefoot.learner.model import decoder_spec, load_policy, resolve_device, verify_manifest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -174,15 +175,14 @@ def test_weights_missing_from_the_file_are_not_invented(model_folder: Path) -> N
 # -- architectures --------------------------------------------------------------------------
 
 
-def test_an_unknown_architecture_is_named(tmp_path: Path, make_tokenizer: Any) -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
+def test_an_encoder_with_a_decoder_and_a_model_of_several_parts_are_named(tmp_path: Path, make_tokenizer: Any) -> None:
+    from transformers import AutoConfig
 
-    config = GPT2Config(vocab_size=61, n_embd=16, n_layer=1, n_head=2, n_positions=32, eos_token_id=2, bos_token_id=2)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path / "m")
-    make_tokenizer().save_pretrained(tmp_path / "m")
-    with pytest.raises(ModelError, match="architecture 'gpt2' is not supported") as refused:
-        get("m", tmp_path)
-    assert "llama, mistral, qwen2, qwen3" in refused.value.fix
+    for kind_, word in (("t5", "has an encoder and a decoder"), ("gemma3", "has parts beside its language model")):
+        AutoConfig.for_model(kind_).save_pretrained(tmp_path / kind_)
+        make_tokenizer().save_pretrained(tmp_path / kind_)
+        with pytest.raises(ModelError, match=f"architecture '{kind_}' {word}"):
+            get(kind_, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,10 @@ def test_an_unknown_architecture_is_named(tmp_path: Path, make_tokenizer: Any) -
 def test_a_variant_that_the_engine_would_compute_differently_is_named(
     kind_: str, changes: dict[str, Any], named: str, make_net: Any
 ) -> None:
+    spec = decoder_spec(make_net(kind_, **changes))
+    assert any(named in each for each in spec.beyond)
     with pytest.raises(ModelError, match=named):
-        decoder_spec(make_net(kind_, **changes))
+        refuse_beyond(spec.beyond)
 
 
 def test_a_window_as_long_as_the_context_is_no_window(make_net: Any) -> None:

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from surefoot.errors import InvariantError, NumericsError
-from surefoot.learner import grpo
+from surefoot.errors import ConfigError, InvariantError, NumericsError
+from surefoot.learner import grpo, precision
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
 from surefoot.learner.model import load_policy
 from surefoot.learner.optimizer import make_optimizer
@@ -336,3 +336,21 @@ def test_planted_leftover_is_seen(make_net: Any, sampled_groups: Sample, monkeyp
 def test_masters_only_where_something_is_coarse(make_net: Any) -> None:
     assert make_master_weights(make_net()) is None
     assert make_master_weights(make_net().to(torch.bfloat16)) is not None
+
+
+@pytest.mark.parametrize(
+    ("device", "code", "said"),
+    [("cuda", 0, "has no such products"), ("cpu", -4, "signal 4"), ("cpu", 1, "comes out wrong"), ("cpu", None, "")],
+)
+def test_a_device_without_products_in_bfloat16_is_refused(
+    device: str, code: int | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    monkeypatch.setattr(precision.Child, "wait", lambda self, limit: code)
+    require = precision.require_precision.__wrapped__
+    require(device, "float32")
+    if not said:
+        return require(device, "bfloat16")
+    with pytest.raises(ConfigError, match=said):
+        require(device, "bfloat16")
+    return None

@@ -253,7 +253,7 @@ def test_moments_are_made_before_the_first_weight_is_touched(
     fine = make(net)
     fine.splits = 1
     fine.learn(samples)
-    real, count = optimizer._zeros, len(list(net.parameters()))
+    real, count = optimizer.ADAM.zeros, len(list(net.parameters()))
     for at in range(count):
         learner = make(net)
         made: list[int] = []
@@ -268,7 +268,7 @@ def test_moments_are_made_before_the_first_weight_is_touched(
                 raise torch.OutOfMemoryError("planted")
             return real(parameter)
 
-        monkeypatch.setattr(optimizer, "_zeros", zeros)
+        monkeypatch.setattr(optimizer.ADAM, "zeros", zeros)
         assert learner.learn(samples).metrics["memory/splits"] == 1.0
         assert same(parameters(learner), parameters(fine))
 

@@ -13,8 +13,8 @@ import torch
 
 from surefoot.config import Config
 from surefoot.config.schedule import Answered
+from surefoot.learner.footprint import ModelShape
 from surefoot.run import estimate
-from surefoot.run.dry_run import ModelShape
 from surefoot.run.estimate import (
     REFERENCE_S,
     START_S,
@@ -35,7 +35,7 @@ PACE = Pace(decode=0.01, prefill=0.02, pack=0.03, learn_fixed=0.5, learn_sample=
 def config(**keys: object) -> Config:
     usual: dict[str, object] = dict(
         max_steps=10, tasks_per_step=2, num_generations=4, max_completion_length=6, preflight_tasks=0, save_best=False,
-        eval_steps=0, eval_on_start=False, num_generations_eval=2,
+        eval_steps=0, eval_on_start=False, num_generations_eval=2, threads=2,
     )  # fmt: skip
     return Config.model_validate({"model": "m", "tasks": "t", **usual, **keys})
 

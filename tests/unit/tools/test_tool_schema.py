@@ -113,3 +113,53 @@ def test_nothing_is_ever_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_planted_bug_without_the_look_at_patterns_a_trap_gets_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool_schema, "longest_for", lambda pattern: 10**9)
     checker("s__t", of(a={"pattern": "^(a+)+$"}))
+
+
+# -- what is right beyond doubt needs no walk ---------------------------------------------------------
+
+VALUES = (None, True, False, 0, 1, -7, 1.0, 1.5, 10**30, "", "x", [], ["x"], {}, {"a": 1})
+PLAIN = {
+    "type": "object", "title": "t", "required": ["s"],
+    "properties": {
+        "s": {"type": "string", "description": "d", "default": "x"}, "b": {"type": "boolean"}, "i": {"type": "integer"},
+        "n": {"type": "number"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", [None, True, False])
+def test_a_plain_schema_says_of_every_value_what_the_validator_says(extra: bool | None) -> None:
+    plain = PLAIN | ({} if extra is None else {"additionalProperties": extra})
+    right = tool_schema._plain_check(plain)
+    assert right is not None
+    validator = tool_schema._validator(plain)
+    quick = 0
+    for name in (*PLAIN["properties"], "other"):
+        for value in VALUES:
+            for arguments in ({name: value}, {"s": "x", name: value}):
+                valid = not list(validator.iter_errors(arguments))
+                assert valid or not right(arguments), arguments
+                assert (checker("t", plain)(arguments) == []) == valid, arguments
+                quick += right(arguments)
+    assert quick >= 12, "nothing is quick"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"properties": {"s": {"type": "string", "minLength": 2}}}, {"properties": {"s": {"type": ["string", "null"]}}},
+        {"properties": {"s": {"enum": ["y"]}}}, {"properties": {"s": True}}, {"properties": {"s": {"type": "array"}}},
+        {"additionalProperties": {"type": "string"}}, {"patternProperties": {"s": {"type": "integer"}}},
+        {"minProperties": 2}, {"not": {}}, {"$schema": "http://json-schema.org/draft-04/schema#"}, {"allOf": []},
+        {"dependentRequired": {"s": ["b"]}}, {"properties": {"s": {"$ref": "#/properties/b"}}}, {"if": {}, "then": False},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_schema_with_any_other_rule_is_for_the_validator(change: dict[str, Any]) -> None:
+    assert tool_schema._plain_check(PLAIN | change) is None
+
+
+def test_planted_quick_check_that_takes_true_for_a_number_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_schema, "_PLAIN", tool_schema._PLAIN | {"integer": frozenset({int, bool})})
+    with pytest.raises(AssertionError, match="'i': True"):
+        test_a_plain_schema_says_of_every_value_what_the_validator_says(None)

@@ -1,14 +1,20 @@
-"""Text to tokens: numbers, quoted names, words and signs, all of it ASCII, all of it counted.
+"""Text to tokens to a tree: the check language is a small part of Python's expressions, and Python parses it.
 
-Promises   linear in the text, and refused above `MAX_LENGTH`, `MAX_TOKENS`, `MAX_STRING`, `MAX_DIGITS`, `MAX_NUMBER`.
+Promises   refused above `MAX_LENGTH`, `MAX_TOKENS`, `MAX_STRING`, `MAX_DIGITS`, `MAX_NUMBER` and `MAX_DEPTH` before
+           Python sees anything; what it sees is one line of ASCII made of our own tokens: no prefix, escape, comment,
+           other way to write a number or letter that only looks like one reaches it; of its tree only the nodes and
+           forms below are taken; whatever is refused has a place.
+Never      evaluates, compiles or knows attributes: `data.get("x", {})` and `SERIES.items()` are two fixed forms.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import unicodedata
-from collections.abc import Callable
-from typing import NamedTuple
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import NamedTuple, NoReturn
 
 from surefoot_harness.checks import language
 from surefoot_harness.checks.language import (
@@ -18,7 +24,6 @@ from surefoot_harness.checks.language import (
     MAX_NUMBER,
     MAX_STRING,
     MAX_TOKENS,
-    CheckSyntaxError,
     refuse,
 )
 
@@ -112,69 +117,22 @@ def _spell(char: str) -> str:
     return f"the character U+{ord(char):04X} ({unicodedata.name(char, 'unnamed')})"
 
 
-# -- Moving along the tokens of one expression, never deeper than allowed -------------------------
+# -- Tokens to a tree -----------------------------------------------------------------------------
 
 
 EXAMPLES = 'for example: mean(data["train/loss"], -6, -1) < 1.5'
-
-
-class TokenStream:
-    """The tokens of one expression, and how far we are."""
-
-    def __init__(self, expression: str) -> None:
-        self.expression = expression
-        self.tokens = tokenize(expression)
-        self.position = 0
-        self.depth = 0
-
-    @property
-    def now(self) -> Token:
-        """The next token."""
-        return self.tokens[self.position]
-
-    def sees(self, *texts: str) -> bool:
-        """Whether the next token is one of these signs or words (a quoted text never is)."""
-        return self.now.kind in (SIGN, NAME) and self.now.text in texts
-
-    def take(self) -> Token:
-        """The next token, passed."""
-        token = self.now
-        self.position += 1
-        return token
-
-    def expect(self, text: str) -> Token:
-        """The next token, which has to be this sign or word."""
-        if not self.sees(text):
-            raise self.unexpected(text)
-        return self.take()
-
-    def unexpected(self, wanted: str) -> CheckSyntaxError:
-        """The error for a token that does not belong here."""
-        found = f"{self.now.text[:40]} is not expected" if self.now.kind != END else "the check ends too early"
-        return refuse(self.expression, self.now.at, found, f"here could stand: {wanted}; {EXAMPLES}")
-
-    def deeper(self) -> None:
-        """Count one level of nesting; the caller takes it back when the level is closed."""
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise refuse(
-                self.expression, self.now.at, f"nested more than {MAX_DEPTH} deep", "write several checks instead"
-            )
-
-
-# -- Tokens to a tree: a precedence parser for the check language, and nothing but the check language
-# or < and < not < comparisons, in < + - < * / // % < sign < [step] < brackets
-#
-# Promises   never deeper than `MAX_DEPTH`; a tree that can be walked without fear of recursion; the exact place of
-# whatever it refuses.
-# Never      knows attributes: `data.get("x", {})` and `SERIES.items()` are two fixed forms, spelled out below.
-
-
-COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _WORDS = {"and", "or", "not", "in", "for", "if", "True", "False", "data"}
-_CONVERSIONS = ("str", "int", "float")
-_LEVELS = (("+", "-"), ("*", "/", "//", "%"))
-_Rule = Callable[[], language.Node]
+_OPERATORS = {"and", "or", "not", "in", "for", "if"}
+_CONVERTED = tuple(f"map ( {word} , " for word in ("str", "int", "float"))
+_LEVELS: tuple[Mapping[type[ast.operator], str], ...] = (
+    {ast.Add: "+", ast.Sub: "-"},
+    {ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"},
+)
+_SIGNED: Mapping[type[ast.unaryop], str] = {ast.UAdd: "+", ast.USub: "-"}
+_COMPARED: Mapping[type[ast.cmpop], str] = {
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.In: "in",
+    ast.NotIn: "not in",
+}  # fmt: skip
 
 
 def parse(expression: str) -> language.Node:
@@ -184,252 +142,232 @@ def parse(expression: str) -> language.Node:
         >>> parse("min(data['x']) > 0").first.name
         'min'
     """
-    parser = _Parser(expression)
-    tree = parser.choice()
-    if parser.now.kind != END:
-        raise parser.unexpected("and, or, a comparison or the end")
-    return tree
+    reader = _CheckReader(expression)
+    return reader.node(reader.read())
 
 
-class _Parser(TokenStream):
+class _CheckReader:
+    """One expression on its way: its tokens, the line that Python parses, and where each token is in both."""
+
     def __init__(self, expression: str) -> None:
-        super().__init__(expression)
-        self.bound: list[str] = []
+        self.expression = expression
+        self.tokens = tokenize(expression)
+        words = [ascii(token.value) if token.kind in (TEXT, NUMBER) else token.text for token in self.tokens]
+        self.line = " ".join(words)
+        self.columns = [0]
+        for word in words[:-1]:
+            self.columns.append(self.columns[-1] + len(word) + 1)
+        self.bound: tuple[str, ...] = ()
 
-    # -- precedence, lowest first -----------------------------------------------
+    def read(self) -> ast.expr:
+        """Python's tree of the line, once its nesting is counted."""
+        self.count_depth()
+        try:
+            return ast.parse(self.line, mode="eval").body
+        except SyntaxError as error:
+            wanted = "and, or, a comparison or the end"
+            if "follows keyword" in error.msg:
+                wanted = "NAME=VALUE: an argument without a name cannot follow one with a name"
+            self.unexpected(self.place(error), wanted)
+        except (MemoryError, RecursionError):
+            self.unexpected(self.tokens[0])
 
-    def choice(self) -> language.Node:
-        self.deeper()
-        tree = self.logic("or", lambda: self.logic("and", self.negation))
-        self.depth -= 1
+    def place(self, error: SyntaxError) -> Token:
+        """The token that Python stumbled over; of two expressions side by side it marks both, we the second."""
+        at, end = error.offset or 0, error.end_offset or 0
+        if at < 1 or error.lineno != 1 or "never closed" in error.msg:
+            return self.tokens[-1]
+        return self.token(max(at, end - 1) - 1 if "forgot a comma" in error.msg else at - 1)
+
+    def count_depth(self) -> None:
+        """Brackets, calls, `not` and signs inside each other; two quoted texts side by side are one to Python."""
+        inside, before, prefixes = [0], self.tokens[-1], 0
+        for token, after in zip(self.tokens, [*self.tokens[1:], self.tokens[-1]], strict=True):
+            if token.kind == before.kind == TEXT:
+                self.unexpected(token)
+            if token.kind == SIGN and token.text in "([{":
+                fixed = before.kind == NAME and before.text in ("data", "get") and after.kind == TEXT
+                inside.append(inside[-1] + prefixes + (0 if fixed else 1))
+                prefixes = 0
+            elif token.kind == SIGN and token.text in ")]}" and len(inside) > 1:
+                inside.pop()
+            elif token.kind in (SIGN, NAME) and token.text in ("not", "-", "+") and not _ends_operand(before):
+                prefixes += 1
+            else:
+                prefixes = 0
+            if 1 + inside[-1] + prefixes > MAX_DEPTH:
+                problem = f"nested more than {MAX_DEPTH} deep"
+                raise refuse(self.expression, token.at, problem, "write several checks instead")
+            before = token
+
+    # -- places -------------------------------------------------------------------
+
+    def token(self, column: int) -> Token:
+        """The token at this column of the line."""
+        return self.tokens[bisect_right(self.columns, column) - 1]
+
+    def at(self, node: ast.expr) -> int:
+        """Where `node` begins in the expression."""
+        return self.token(node.col_offset).at
+
+    def after(self, node: ast.expr, *texts: str) -> Token:
+        """The first token behind `node` that is one of these."""
+        behind = self.tokens[bisect_right(self.columns, (node.end_col_offset or 0) - 1) :]
+        return next((token for token in behind if token.text in texts), self.tokens[-1])
+
+    def text(self, node: ast.expr) -> str:
+        """What the line says there: fixed forms are compared to the letter."""
+        return self.line[node.col_offset : node.end_col_offset]
+
+    def unexpected(self, token: Token, wanted: str = "a number, a quoted name, data[...], a helper or (") -> NoReturn:
+        """Refuse a token that does not belong here."""
+        found = f"{token.text[:40]} is not expected" if token.kind != END else "the check ends too early"
+        raise refuse(self.expression, token.at, found, f"here could stand: {wanted}; {EXAMPLES}")
+
+    # -- every node that is part of the language ------------------------------------
+
+    def node(self, node: ast.expr) -> language.Node:
+        """Our node for Python's."""
+        match node:
+            case ast.Constant(value=bool(value)):
+                return language.Flag(self.at(node), value)
+            case ast.Constant(value=int(value) | float(value)):
+                return language.Number(self.at(node), value)
+            case ast.Constant(value=str(value)):
+                return language.QuotedText(self.at(node), value)
+            case ast.Name() | ast.Constant():
+                return self.name(node)
+            case ast.BoolOp():
+                word = "and" if isinstance(node.op, ast.And) else "or"
+                return language.Logic(self.at(node), word, tuple(map(self.node, node.values)))
+            case ast.UnaryOp(op=ast.Not()):
+                return language.Not(self.at(node), self.node(node.operand))
+            case ast.UnaryOp() if type(node.op) in _SIGNED:
+                return language.Sign(self.at(node), _SIGNED[type(node.op)], self.node(node.operand))
+            case ast.BinOp():
+                return self.arithmetic(node)
+            case ast.Compare():
+                return self.comparison(node)
+            case ast.Subscript():
+                return self.subscript(node)
+            case ast.Call():
+                return self.call(node)
+            case ast.Dict() if node.keys and not any(node.keys):
+                return language.Merge(self.at(node), tuple(map(self.node, node.values)))
+            case ast.ListComp():
+                return self.loop(node, node.generators, None, node.elt)
+            case ast.DictComp():
+                return self.loop(node, node.generators, node.key, node.value)
+        return self.other(node)
+
+    def other(self, node: ast.expr) -> NoReturn:
+        """What Python has and checks have not, with its place."""
+        if isinstance(node, ast.List | ast.Set | ast.Dict):
+            at = self.tokens[bisect_right(self.columns, node.col_offset)].at
+            hint = f"compare one number; {EXAMPLES}"
+            raise refuse(self.expression, at, "lists and sets of values are not part of checks", hint)
+        if isinstance(node, ast.IfExp):
+            self.unexpected(self.after(node.body, "if"))
+        if isinstance(node, ast.Attribute):
+            self.unexpected(self.after(node.value, "."))
+        self.unexpected(self.token(node.col_offset))
+
+    def name(self, node: ast.Name | ast.Constant) -> language.Node:
+        word = self.text(node)
+        if word == "data":
+            return language.Data(self.at(node))
+        if word in self.bound:
+            return language.Variable(self.at(node), word)
+        raise refuse(self.expression, self.at(node), f"unknown name {word[:40]}", f"metrics are data[...]; {EXAMPLES}")
+
+    def arithmetic(self, node: ast.BinOp) -> language.Node:
+        """One level of precedence as one node, left to right."""
+        at, signs = self.at(node), next((level for level in _LEVELS if type(node.op) in level), {})
+        if isinstance(node.op, ast.Pow):
+            power = self.after(node.left, "**").at
+            raise refuse(self.expression, power, "there are no powers here", "multiply instead")
+        rest: list[tuple[str, language.Node]] = []
+        first: ast.expr = node
+        while isinstance(first, ast.BinOp) and type(first.op) in signs:
+            rest.insert(0, (signs[type(first.op)], self.node(first.right)))
+            first = first.left
+        return language.Arithmetic(at, self.node(first), tuple(rest)) if rest else self.other(node)
+
+    def comparison(self, node: ast.Compare) -> language.Node:
+        if any(type(operator) not in _COMPARED for operator in node.ops):
+            self.unexpected(self.after(node.left, "is"))
+        signs = [_COMPARED[type(operator)] for operator in node.ops]
+        rest = tuple(zip(signs, map(self.node, node.comparators), strict=True))
+        return language.Compare(self.at(node), self.node(node.left), rest)
+
+    def subscript(self, node: ast.Subscript) -> language.Node:
+        if isinstance(node.value, ast.Name) and node.value.id == "data":
+            return language.MetricName(self.at(node), self.quoted(node.slice, "data [ {} ]", node))
+        at = self.after(node.value, "[").at
+        series = self.node(node.value)
+        if isinstance(series, language.StepValue):
+            raise refuse(self.expression, at, "a point has no parts", 'data["METRIC"]["STEP"] is one number')
+        return language.StepValue(at, series, self.node(node.slice))
+
+    def quoted(self, name: ast.expr, form: str, node: ast.expr) -> str:
+        """The name of a metric, where `node` is written like `form` and not otherwise."""
+        if not isinstance(name, ast.Constant) or not isinstance(name.value, str):
+            self.unexpected(self.token(name.col_offset), "the quoted name of a metric")
+        if self.text(node) != form.format(ascii(name.value)):
+            self.unexpected(self.token(name.col_offset))
+        return name.value
+
+    def call(self, node: ast.Call) -> language.Node:
+        at, word = self.at(node), self.text(node.func)
+        if word == "data . get" and node.args and not node.keywords:
+            form = "data . get ( {} )" if len(node.args) == 1 else "data . get ( {} , {{ }} )"
+            return language.MetricName(at, self.quoted(node.args[0], form, node), optional=True)
+        if not isinstance(node.func, ast.Name) or word in _WORDS or node.func.col_offset != node.col_offset:
+            self.other(node.func)
+        if word in ("range", "map") and (node.keywords or self.text(node).endswith(", )")):
+            self.unexpected(self.token((node.end_col_offset or 1) - 1))
+        if word == "range" and len(node.args) in (1, 2):
+            start = [language.Number(at, 0), *map(self.node, node.args)][-2:]
+            return language.Steps(at, *start)
+        if word == "map":  # steps are whole numbers here, so str, int and float change nothing
+            if len(node.args) != 2 or not self.text(node).startswith(_CONVERTED):
+                self.unexpected(self.after(node.func, "("), "str, as in set(map(str, range(1, 21)))")
+            return self.node(node.args[1])
+        if any(keyword.arg is None for keyword in node.keywords):
+            self.unexpected(self.after(node.func, "**"))
+        words = [(keyword.arg or "", self.node(keyword.value)) for keyword in node.keywords]
+        return language.HelperCall(at, word, tuple(map(self.node, node.args)), tuple(words))
+
+    def loop(
+        self, node: ast.expr, loops: list[ast.comprehension], key: ast.expr | None, value: ast.expr
+    ) -> language.Node:
+        """A series made from a series: one `for`, over it or over its items."""
+        if self.bound or len(loops) > 1 or len(loops[0].ifs) > 1 or loops[0].is_async:
+            at = self.tokens[bisect_right(self.columns, node.col_offset)].at
+            raise refuse(self.expression, at, "a for inside a for", "one loop, with one if, in one expression")
+        target, source = loops[0].target, loops[0].iter
+        names = tuple(self.text(target).strip("( )").split(" , "))
+        pairs = isinstance(source, ast.Call) and self.text(source).endswith(" . items ( )")
+        if isinstance(source, ast.Call) and isinstance(source.func, ast.Attribute) and pairs:
+            source = source.func.value
+        made = self.node(source)
+        fits = f" for {' , '.join(names)} in " in self.text(node) and not _WORDS.intersection(names)
+        if not fits or len(names) != (2 if pairs else 1) or len(set(names)) != len(names):
+            hint = "for k, v in SERIES.items(), or for s in SERIES"
+            raise refuse(self.expression, self.at(node), "the for does not fit", hint)
+        self.bound = names
+        parts = [self.node(part) if part else None for part in (key, *loops[0].ifs[:1])]
+        tree = language.Loop(
+            self.at(node), parts[0], self.node(value), names, made, pairs, parts[1] if loops[0].ifs else None
+        )
+        self.bound = ()
         return tree
 
-    def logic(self, word: str, operand: _Rule) -> language.Node:
-        at, operands = self.now.at, [operand()]
-        while self.sees(word):
-            self.take()
-            operands.append(operand())
-        return operands[0] if len(operands) == 1 else language.Logic(at, word, tuple(operands))
 
-    def negation(self) -> language.Node:
-        if not self.sees("not"):
-            return self.comparison()
-        self.deeper()
-        token = self.take()
-        tree = language.Not(token.at, self.negation())
-        self.depth -= 1
-        return tree
-
-    def comparison(self) -> language.Node:
-        at, first, rest = self.now.at, self.arithmetic(0), []
-        while (operator := self.comparison_sign()) is not None:
-            rest.append((operator, self.arithmetic(0)))
-        return language.Compare(at, first, tuple(rest)) if rest else first
-
-    def comparison_sign(self) -> str | None:
-        if self.sees(*COMPARISONS, "in"):
-            return self.take().text
-        if self.sees("not"):
-            self.take()
-            self.expect("in")
-            return "not in"
-        return None
-
-    def arithmetic(self, level: int) -> language.Node:
-        if level == len(_LEVELS):
-            return self.signed()
-        at, first, rest = self.now.at, self.arithmetic(level + 1), []
-        while self.sees(*_LEVELS[level]):
-            rest.append((self.take().text, self.arithmetic(level + 1)))
-        if self.sees("**"):
-            raise refuse(self.expression, self.now.at, "there are no powers here", "multiply instead")
-        return language.Arithmetic(at, first, tuple(rest)) if rest else first
-
-    def signed(self) -> language.Node:
-        if not self.sees("-", "+"):
-            return self.indexed()
-        self.deeper()
-        token = self.take()
-        tree = language.Sign(token.at, token.text, self.signed())
-        self.depth -= 1
-        return tree
-
-    def indexed(self) -> language.Node:
-        tree = self.primary()
-        if self.sees("["):
-            at = self.take().at
-            tree = language.StepValue(at, tree, self.choice())
-            self.expect("]")
-        if self.sees("["):
-            raise refuse(self.expression, self.now.at, "a point has no parts", 'data["METRIC"]["STEP"] is one number')
-        return tree
-
-    # -- what stands alone --------------------------------------------------------
-
-    def primary(self) -> language.Node:
-        token = self.now
-        if token.kind == NUMBER and not isinstance(token.value, str):
-            self.take()
-            return language.Number(token.at, token.value)
-        if token.kind == TEXT:
-            self.take()
-            return language.QuotedText(token.at, str(token.value))
-        if token.kind == NAME:
-            return self.word()
-        if self.sees("("):
-            self.take()
-            tree = self.choice()
-            self.expect(")")
-            return tree
-        if self.sees("{"):
-            return self.braces()
-        if self.sees("["):
-            return self.made_list()
-        raise self.unexpected("a number, a quoted name, data[...], a helper or (")
-
-    def word(self) -> language.Node:
-        token = self.take()
-        if token.text in ("True", "False"):
-            return language.Flag(token.at, token.text == "True")
-        if token.text == "data":
-            return self.data(token)
-        if self.sees("(") and token.text not in _WORDS:
-            return self.call(token)
-        if token.text in self.bound:
-            return language.Variable(token.at, token.text)
-        raise refuse(self.expression, token.at, f"unknown name {token.text[:40]}", f"metrics are data[...]; {EXAMPLES}")
-
-    def data(self, token: Token) -> language.Node:
-        if self.sees("["):
-            self.take()
-            name = self.quoted()
-            self.expect("]")
-            return language.MetricName(token.at, name)
-        if self.sees("."):
-            self.take()
-            self.expect("get")
-            self.expect("(")
-            name = self.quoted()
-            if self.sees(","):
-                for sign in ",{}":
-                    self.expect(sign)
-            self.expect(")")
-            return language.MetricName(token.at, name, optional=True)
-        return language.Data(token.at)
-
-    def quoted(self) -> str:
-        if self.now.kind != TEXT:
-            raise self.unexpected("the quoted name of a metric")
-        return str(self.take().value)
-
-    def call(self, token: Token) -> language.Node:
-        self.expect("(")
-        if token.text == "range":
-            return self.steps(token)
-        if token.text == "map":  # steps are whole numbers here, so str, int and float change nothing
-            if not self.sees(*_CONVERSIONS):
-                raise self.unexpected("str, as in set(map(str, range(1, 21)))")
-            self.take()
-            self.expect(",")
-            tree = self.choice()
-            self.expect(")")
-            return tree
-        args: list[language.Node] = []
-        keywords: list[tuple[str, language.Node]] = []
-        while not self.sees(")"):
-            self.argument(args, keywords)
-            if not self.sees(")"):
-                self.expect(",")
-        self.take()
-        return language.HelperCall(token.at, token.text, tuple(args), tuple(keywords))
-
-    def argument(self, args: list[language.Node], keywords: list[tuple[str, language.Node]]) -> None:
-        following = self.tokens[self.position + 1] if self.now.kind != END else self.now
-        if self.now.kind == NAME and following.kind == SIGN and following.text == "=":
-            name = self.take().text
-            self.take()
-            keywords.append((name, self.choice()))
-        elif keywords:
-            raise self.unexpected("NAME=VALUE: an argument without a name cannot follow one with a name")
-        else:
-            args.append(self.choice())
-
-    def steps(self, token: Token) -> language.Node:
-        start: language.Node = language.Number(token.at, 0)
-        end = self.choice()
-        if self.sees(","):
-            self.take()
-            start, end = end, self.choice()
-        self.expect(")")
-        return language.Steps(token.at, start, end)
-
-    # -- series made from series ----------------------------------------------------
-
-    def braces(self) -> language.Node:
-        at = self.expect("{").at
-        if self.sees("**"):
-            parts = []
-            while self.sees("**"):
-                self.take()
-                parts.append(self.choice())
-                if self.sees(","):
-                    self.take()
-            self.expect("}")
-            return language.Merge(at, tuple(parts))
-        self.find_names()
-        key = self.choice()
-        self.expect(":")
-        return self.loop(at, key, self.choice(), "}")
-
-    def made_list(self) -> language.Node:
-        at = self.expect("[").at
-        self.find_names()
-        return self.loop(at, None, self.choice(), "]")
-
-    def find_names(self) -> None:
-        """Bind the loop's names before its body is read: they are written after it."""
-        if self.bound:
-            raise refuse(self.expression, self.now.at, "a for inside a for", "one loop in one expression")
-        ahead = self.position
-        while self.tokens[ahead].kind != END and not (
-            self.tokens[ahead].kind == NAME and self.tokens[ahead].text == "for"
-        ):
-            ahead += 1
-        names = self.tokens[ahead + 1 : ahead + 4] if self.tokens[ahead].kind != END else []
-        self.bound = [token.text for token in names if token.kind == NAME and token.text not in _WORDS]
-        if not self.bound:
-            raise refuse(
-                self.expression,
-                self.now.at,
-                "lists and sets of values are not part of checks",
-                f"compare one number; {EXAMPLES}",
-            )
-
-    def loop(self, at: int, key: language.Node | None, value: language.Node, close: str) -> language.Node:
-        self.expect("for")
-        names = [self.name()]
-        if self.sees(","):
-            self.take()
-            names.append(self.name())
-        self.expect("in")
-        inner, self.bound = self.bound, []
-        source = self.arithmetic(0)
-        pairs = self.sees(".")
-        if pairs:
-            for text in (".", "items", "(", ")"):
-                self.expect(text)
-        self.bound = inner
-        condition = None
-        if self.sees("if"):
-            self.take()
-            condition = self.choice()
-        self.bound = []
-        self.expect(close)
-        if len(names) != (2 if pairs else 1) or len(set(names)) != len(names):
-            raise refuse(self.expression, at, "the for does not fit", "for k, v in SERIES.items(), or for s in SERIES")
-        return language.Loop(at, key, value, tuple(names), source, pairs, condition)
-
-    def name(self) -> str:
-        if self.now.kind != NAME or self.now.text in _WORDS:
-            raise self.unexpected("a name")
-        return self.take().text
+def _ends_operand(token: Token) -> bool:
+    """Whether a sign behind this token has something on its left."""
+    return (
+        token.kind in (NUMBER, TEXT)
+        or token.text in (")", "]", "}")
+        or (token.kind == NAME and token.text not in _OPERATORS)
+    )

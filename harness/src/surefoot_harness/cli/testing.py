@@ -130,10 +130,17 @@ def add_trend(app: typer.Typer) -> None:
 
 
 def trend(
-    metric: Annotated[str, typer.Argument(metavar="METRIC", help="A name that tests tracked, such as loss.")],
+    metric: Annotated[
+        str,
+        typer.Argument(
+            metavar="METRIC | FILE.jsonl", help="A name that tests tracked, such as loss; or a file of measured ratios."
+        ),
+    ],
     test: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Only this test: its key, such as test_loss::test_small, or its node id."),
+        typer.Option(
+            help="Only this test: its key, such as test_loss::test_small, or its node id. Of a file: cells so called."
+        ),
     ] = None,
     folder: Annotated[Path, typer.Option(help="The history folder.")] = Path("unit_results"),
     last: Annotated[int, typer.Option(metavar="K", help="Compare the newest value with the K before it.")] = 20,
@@ -142,7 +149,13 @@ def trend(
         bool, typer.Option("--fail-on-change", help="Exit 1 unless every newest value is judged and unchanged.")
     ] = False,
 ) -> None:
-    """Show METRIC over the history of test sessions, and flag a step change of its newest value."""
+    """Show METRIC over the history of test sessions, and flag a step change of its newest value.
+
+    Of a FILE.jsonl with ratios by cell and commit: each cell, with a mark where its newest ratio is worse than the best
+    before it beyond both intervals.
+    """
+    if metric.endswith(".jsonl"):
+        sys.exit(guarded(partial(_ratio_trend, Path(metric), test, last, as_json, fail_on_change)))
     sys.exit(guarded(partial(_trend, metric, test, folder, last, as_json, fail_on_change)))
 
 
@@ -181,6 +194,21 @@ def _trend(metric: str, test: str | None, folder: Path, last: int, as_json: bool
     if as_json:
         whole = {"trends": [each.as_json() for each in found], "unreadable": list(history.unreadable)}
         print(json.dumps(whole, indent=2, allow_nan=False))
+    else:
+        print(printable("\n\n".join(each.as_text(terminal_width()) for each in found)))
+    changed = any(each.status is not Verdict.PASS for each in found)
+    return 1 if fail_on_change and changed else 0
+
+
+def _ratio_trend(path: Path, cell: str | None, last: int, as_json: bool, fail_on_change: bool) -> int:
+    from surefoot_harness.ratios import ratio_trends, read_ratios
+    from surefoot_harness.system.text import printable
+    from surefoot_harness.tables import terminal_width
+    from surefoot_harness.verdict import Verdict
+
+    found = ratio_trends(read_ratios(path), cell, last)
+    if as_json:
+        print(json.dumps({"trends": [each.as_json() for each in found]}, indent=2, allow_nan=False))
     else:
         print(printable("\n\n".join(each.as_text(terminal_width()) for each in found)))
     changed = any(each.status is not Verdict.PASS for each in found)

@@ -119,6 +119,8 @@ class Pool:
     # -- handing out --------------------------------------------------------------------------
     async def take(self, timeout_s: float) -> Connection:
         """A connection for a rollout (isolated) or for a call (shared); a `WireFault` when there is none in time."""
+        if (ready := self._ready_shared()) is not None:
+            return ready
         chore: asyncio.Task[Connection] = self._chore(
             self._take_shared() if self.server.isolation == "shared" else self._take_fresh()
         )
@@ -156,9 +158,24 @@ class Pool:
         while not self._closed and self.server.isolation == "isolated" and len(self._warm) < self.server.warm:
             self._warm.append(self._chore(self.connect()))
 
+    def _ready_shared(self) -> Connection | None:
+        """The least busy of the connections, where nothing has to be waited for; `give_back` it."""
+        if self.server.isolation != "shared":
+            return None
+        place = self._least_busy()
+        connection = self._shared[place]
+        if connection is None or not connection.usable or self._reconnecting[place].locked():
+            return None
+        self._users[place] += 1
+        connection.place = place
+        return connection
+
+    def _least_busy(self) -> int:
+        return min(range(len(self._users)), key=lambda i: self._users[i])
+
     async def _take_shared(self) -> Connection:
         """The least busy of the connections, repaired first if it is broken; `give_back` it."""
-        place = min(range(len(self._users)), key=lambda i: self._users[i])
+        place = self._least_busy()
         self._users[place] += 1
         try:
             async with self._reconnecting[place]:

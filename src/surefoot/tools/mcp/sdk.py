@@ -8,6 +8,7 @@ Read next: `session.py`, which uses it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -51,16 +52,19 @@ def sdk() -> Any:
         import anyio
         import httpx2
         import mcp_types as types
-        from mcp import Client
+        from mcp import Client, MCPError
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared.message import SessionMessage
+        from mcp_types import methods
+        from mcp_types.version import MODERN_PROTOCOL_VERSIONS
     except ImportError as error:
         raise ToolError(
             f"tools over MCP are not installed: {error}", "servers are reached with the mcp package",
             "pip install 'surefoot[mcp]'",
         ) from error  # fmt: skip
     return SimpleNamespace(
-        Client=Client, SessionMessage=SessionMessage, types=types, httpx=httpx2,
+        Client=Client, MCPError=MCPError, methods=methods, modern=MODERN_PROTOCOL_VERSIONS,
+        SessionMessage=SessionMessage, types=types, httpx=httpx2,
         streams=anyio.create_memory_object_stream, streamable_http_client=streamable_http_client,
         capped=_capped(httpx2), me=types.Implementation(name="surefoot", version="1"),
         closed=(anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream),
@@ -71,6 +75,22 @@ def wrapped(message: Mapping[str, Any]) -> Any:
     """One message off the wire as the SDK wants it; a ValueError when it is none."""
     tools = sdk()
     return tools.SessionMessage(tools.types.jsonrpc_message_adapter.validate_python(message, by_name=False))
+
+
+def call_result(message: Any, version: str) -> Any:
+    """The result of a call in a message that was checked, held to what this version of the protocol lets a server say.
+
+    As a session of the SDK does it with the answers to its own requests; an error that the server gave is raised.
+    """
+    tools = sdk()
+    if (error := getattr(message, "error", None)) is not None:
+        raise tools.MCPError(code=error.code, message=error.message, data=error.data)
+    found = message.result
+    with contextlib.suppress(KeyError):  # a version of which nobody has the forms
+        tools.methods.validate_server_result("tools/call", version, found)
+    if "resultType" in found and version not in tools.modern:
+        found = {name: value for name, value in found.items() if name != "resultType"}  # of a later one: says nothing
+    return tools.types.CallToolResult.model_validate(found, by_name=False)
 
 
 def mcp_result(result: Any) -> McpResult:

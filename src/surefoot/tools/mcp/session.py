@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,7 +22,18 @@ from surefoot.system.text import printable
 from surefoot.tools.mcp.lines import CRASHED, FLOODED, PROTOCOL, TIMEOUT, UNAVAILABLE, WireFault
 from surefoot.tools.mcp.pins import Listing, Offer, listing_of
 from surefoot.tools.mcp.process import ToldOfDenied
-from surefoot.tools.mcp.sdk import CLOSED, INTERNAL, INVALID_PARAMS, TIMED_OUT, McpResult, Refused, leaves, sdk, words
+from surefoot.tools.mcp.sdk import (
+    CLOSED,
+    INTERNAL,
+    INVALID_PARAMS,
+    TIMED_OUT,
+    McpResult,
+    Refused,
+    call_result,
+    leaves,
+    sdk,
+    words,
+)
 from surefoot.tools.mcp.sdk import mcp_result as said
 from surefoot.tools.mcp.servers import Server, ServerLimits
 from surefoot.tools.mcp.stdio import Bridge, ServerProcess
@@ -58,10 +69,12 @@ class Connection:
         self.called: set[str] = set()
         """Tools that were asked over this connection."""
         self.process: ServerProcess | None = None
+        self._bridge: Bridge | None = None
         self._session: Any = None
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._strays: set[asyncio.Task[Any]] = set()
+        self._gave_up = False
+        self._strays: set[asyncio.Future[Any]] = set()
 
     @property
     def usable(self) -> bool:
@@ -155,7 +168,7 @@ class Connection:
 
     def _is_stuck(self) -> bool:
         """Whether a call was given up or is under way: nobody waits for such a server to say goodbye."""
-        return self.in_flight > 0 or bool(self._strays)
+        return self.in_flight > 0 or self._gave_up
 
     def _remember(self, client: Any) -> None:
         if self.era.mode == "auto":
@@ -177,7 +190,7 @@ class Connection:
     @contextlib.asynccontextmanager
     async def _over_process(self) -> AsyncIterator[Any]:
         self.process = ServerProcess(self.server, self.limits, self._denied)
-        bridge = Bridge(self.process, self.limits, self._blame, self._list_changed)
+        bridge = self._bridge = Bridge(self.process, self.limits, self._blame, self._list_changed)
         async with bridge.streams(lambda: 0.0 if self.fault or self._is_stuck() else self.limits.shutdown_s) as streams:
             yield streams
 
@@ -231,14 +244,23 @@ class Connection:
         if self._session is None or self.fault is not None:
             raise self.fault or WireFault(CRASHED, "is gone")
         self.called.add(tool)
+        if self._bridge is not None:
+            version = self._session.protocol_version
+            answer = await self._within(self._bridge.ask(tool, arguments), timeout_s, tool)
+            try:
+                return said(call_result(answer, version))
+            except WireFault:
+                raise
+            except Exception as error:
+                raise self._translated(error) from error
         types = sdk().types
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=dict(arguments)))
         # Not `session.call_tool`: that compiles and runs the server's own output schema, patterns and all.
         asked = self._session.send_request(request, types.CallToolResult)
         return said(await self._within(asked, timeout_s, tool))
 
-    async def _within(self, asked: Coroutine[Any, Any, T], timeout_s: float, what: str) -> T:
-        """Wait for the SDK, but never longer than this; a fault of the server is a `WireFault`."""
+    async def _within(self, asked: Awaitable[T], timeout_s: float, what: str) -> T:
+        """Wait for an answer, but never longer than this; a fault of the server is a `WireFault`."""
         task = asyncio.ensure_future(asked)
         self.in_flight += 1
         try:
@@ -254,11 +276,12 @@ class Connection:
         finally:
             self.in_flight -= 1
             if not task.done():
+                self._gave_up = True
                 self._strays.add(task)
                 task.add_done_callback(self._forget)
                 task.cancel()
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
+    def _forget(self, task: asyncio.Future[Any]) -> None:
         self._strays.discard(task)
         if not task.cancelled():
             task.exception()

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 import os
 import signal
 import time
@@ -45,51 +47,114 @@ _TAIL_LINES = 12
 
 
 class Pipe:
-    """One end of a pipe for an event loop: no thread, no transport, nothing left open."""
+    """One end of a pipe for an event loop: no thread, no transport, nothing left open.
+
+    The loop is asked to watch it once, not for every message: what has come is read when it comes, a piece ahead of
+    whoever wants it; what does not fit is written when there is room, in the order in which it was handed in.
+    """
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self._loop = asyncio.get_running_loop()
         self._waiters: set[asyncio.Future[None]] = set()
+        self._got, self._watched, self._ended = bytearray(), False, False
+        self._left = bytearray()
+        """Handed in, and not yet written."""
+        self._broken: OSError | None = None
 
     async def read(self) -> bytes:
         """Some bytes; none at the end, or when the pipe was closed here."""
         while self.descriptor >= 0:
-            try:
-                return os.read(self.descriptor, _PIECE)
-            except BlockingIOError:
-                await self._ready(self._loop.add_reader, self._loop.remove_reader)
-            except OSError:
-                return b""
+            if self._got or self._ended:
+                return self._taken()
+            if not self._watched:
+                self._watched = True
+                self._loop.add_reader(self.descriptor, self._on_readable)
+            await self._woken()
         return b""
+
+    def read_now(self) -> bytes:
+        """What is there, without waiting; none where there is nothing."""
+        if self.descriptor >= 0 and not self._ended:
+            self._on_readable()
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        piece = bytes(self._got)
+        self._got.clear()
+        return piece
+
+    def _on_readable(self) -> None:
+        try:
+            piece = os.read(self.descriptor, _PIECE)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        self._got += piece
+        self._ended = not piece
+        if self._ended or len(self._got) >= _PIECE:  # enough ahead: the other side waits until somebody wants more
+            self._unwatch()
+        self._wake()
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched = False
+            self._loop.remove_reader(self.descriptor)
+
+    def send(self, data: bytes) -> bool:
+        """Hand it in, without waiting; whether all of it is written. A BrokenPipeError when nobody reads any more."""
+        if self.descriptor < 0 or self._broken is not None:
+            raise self._broken or BrokenPipeError("closed")
+        if not self._left:
+            written = self._write_some(data)
+            if written == len(data):
+                return True
+            self._loop.add_writer(self.descriptor, self._on_writable)
+            data = data[written:]
+        self._left += data
+        return False
+
+    async def sent(self) -> None:
+        """Wait until all that was handed in is written; a BrokenPipeError when it never will be."""
+        while self._left and self._broken is None and self.descriptor >= 0:
+            await self._woken()
+        if self._left or self._broken is not None:
+            raise self._broken or BrokenPipeError("closed")
 
     async def write(self, data: bytes) -> None:
         """All of it; a BrokenPipeError when nobody reads any more."""
-        view = memoryview(data)
-        while view:
-            if self.descriptor < 0:
-                raise BrokenPipeError("closed")
-            try:
-                view = view[os.write(self.descriptor, view) :]
-            except BlockingIOError:
-                await self._ready(self._loop.add_writer, self._loop.remove_writer)
+        if not self.send(data):
+            await self.sent()
 
-    async def _ready(self, add: Callable[..., Any], remove: Callable[[int], Any]) -> None:
-        waiter, descriptor = self._loop.create_future(), self.descriptor
+    def _write_some(self, data: bytes | bytearray) -> int:
+        try:
+            return os.write(self.descriptor, data)
+        except BlockingIOError:
+            return 0
 
-        def wake() -> None:
-            if not waiter.done():
-                waiter.set_result(None)
+    def _on_writable(self) -> None:
+        try:
+            del self._left[: self._write_some(self._left)]
+        except OSError as error:
+            self._broken = error
+        if not self._left or self._broken is not None:
+            self._loop.remove_writer(self.descriptor)
+            self._wake()
 
-        add(descriptor, wake)
+    async def _woken(self) -> None:
+        waiter = self._loop.create_future()
         self._waiters.add(waiter)
         try:
             await waiter
         finally:
             self._waiters.discard(waiter)
-            if self.descriptor == descriptor:  # else it was closed, and the number may be somebody else's by now
-                remove(descriptor)
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def close(self) -> None:
         """Give the descriptor back; whoever waits on it finds it closed."""
@@ -97,10 +162,8 @@ class Pipe:
             self._loop.remove_reader(self.descriptor)
             self._loop.remove_writer(self.descriptor)
             os.close(self.descriptor)
-            self.descriptor = -1
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self.descriptor, self._watched = -1, False
+            self._wake()
 
 
 class ServerProcess:
@@ -150,11 +213,23 @@ class ServerProcess:
                 FLOODED, f"sent more than {self.limits.messages_per_s:g} messages or too much a second unasked"
             )
 
+    def send(self, data: bytes) -> bool:
+        """Hand in one line; whether all of it is written: else somebody has to wait for `sent`."""
+        try:
+            return self._in.send(data)
+        except OSError as error:
+            raise WireFault(CRASHED, "closed its input") from error
+
     async def write(self, data: bytes) -> None:
         """One line to the server; a `WireFault` when it does not read, or is gone."""
+        if not self.send(data):
+            await self.sent()
+
+    async def sent(self) -> None:
+        """Wait until the server has read so far; a `WireFault` when it does not, or is gone."""
         try:
             async with asyncio.timeout(self.limits.write_timeout_s):
-                await self._in.write(data)
+                await self._in.sent()
         except TimeoutError as error:
             raise WireFault(TIMEOUT, f"did not read its input for {self.limits.write_timeout_s:g} s") from error
         except OSError as error:
@@ -164,7 +239,7 @@ class ServerProcess:
         """Keep the last of it, until the server ends; a server that floods it is not held up, and fills nothing."""
         while piece := await self._err.read():
             self._keep(piece)
-            if len(piece) == _PIECE:
+            if len(piece) >= _PIECE:
                 await asyncio.sleep(0.001)  # others have something to say, too
 
     def _keep(self, piece: bytes) -> None:
@@ -214,11 +289,7 @@ class ServerProcess:
     def keep_stderr(self) -> None:
         """What it wrote to its standard error and nobody read yet, without waiting; only inside the event loop."""
         for _ in range(4):
-            try:
-                piece = os.read(self._err.descriptor, _PIECE) if self._err.descriptor >= 0 else b""
-            except OSError:
-                return  # nothing there right now
-            if not piece:
+            if not (piece := self._err.read_now()):
                 return
             self._keep(piece)
 
@@ -240,11 +311,16 @@ def exit_words(status: int) -> str:
 # Owns       the three tasks that move messages, and the ids that were asked and not yet answered.
 # Promises   only answers to what was asked, once each, and pings reach the SDK; sampling, roots and elicitation are
 # off;
-# a server that answers nobody, or twice, is cut off.
+# a server that answers nobody, or twice, is cut off. A call of a tool goes round the SDK's streams, with the words
+# that its session says in every request, and its answer is held to the same forms: see `ask`.
 # Never      waits for a call, or decides what a fault means for a rollout.
 
 
 LIST_CHANGED = "notifications/tools/list_changed"
+_OWN_IDS = 1 << 30
+"""Where the ids of calls begin that go round the SDK; its own are counted from 1."""
+_OF_ONE_REQUEST = frozenset({"progressToken", "traceparent", "tracestate", "baggage"})
+"""What a session says in one request and not in every one."""
 _LAST_LOOK_S = 2.0
 """A server that closed a pipe has usually ended; on a busy machine its supervisor needs a moment to say how."""
 
@@ -259,10 +335,16 @@ class Bridge:
         blame: Callable[[WireFault], None],
         changed: Callable[[], None],
     ) -> None:
-        self.process, self.limits, self._blame, self._changed = process, limits, blame, changed
+        self.process, self.limits, self._tell, self._changed = process, limits, blame, changed
+        self._fault: WireFault | None = None
         self._asked: set[Any] = set()
         self._abandoned: set[Any] = set()
-        self._leaving = False
+        self._leaving = self._is_over = False
+        self._own: dict[int, asyncio.Future[Any]] = {}
+        """Calls that went round the SDK, by id."""
+        self._numbers = itertools.count(_OWN_IDS)
+        self._meta: dict[str, Any] = {}
+        self._chores: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def streams(self, grace_s: Callable[[], float]) -> AsyncIterator[Any]:
@@ -284,15 +366,72 @@ class Bridge:
                 await self.process.end(grace_s())
             finally:
                 self.process.kill()
+                tasks += self._chores
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    def ask(self, tool: str, arguments: Mapping[str, Any]) -> asyncio.Future[Any]:
+        """Call a tool: its answer, as the message that the SDK would have seen. Cancelled, it is called off.
+
+        A session of the SDK hands a request through two streams and four tasks on its way out, and as many on its way
+        back: most of what a call cost. It says the same words: `_meta` is what it said when it asked for the tools.
+        """
+        if self._is_over:
+            raise self._fault or WireFault(CRASHED, "is gone")
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        params: dict[str, Any] = {"name": tool, "arguments": dict(arguments)}
+        if self._meta:
+            params["_meta"] = self._meta
+        line = line_of({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
+        self._asked.add(number)
+        self._own[number] = answer
+        answer.add_done_callback(lambda done: self._answered(number, done))
+        self._say(line)
+        return answer
+
+    def _answered(self, number: int, answer: asyncio.Future[Any]) -> None:
+        self._own.pop(number, None)
+        if answer.cancelled() and number in self._asked and not self._leaving:
+            self._call_off(number)
+            params = {"requestId": number, "reason": "caller cancelled"}
+            self._say(line_of({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}))
+
+    def _say(self, line: bytes) -> None:
+        """Hand in a line; what goes wrong with it, now or later, is for whoever waits for an answer."""
+        try:
+            if self.process.send(line):
+                return
+            work = self._watch_writing()
+        except WireFault as fault:
+            work = self._give_up_writing(fault)
+        task = asyncio.create_task(work)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+    async def _watch_writing(self) -> None:
+        try:
+            await self.process.sent()
+        except WireFault as fault:
+            await self._give_up_writing(fault)
+
+    def _fail_own(self) -> None:
+        """Nobody answers any more."""
+        self._is_over = True
+        for waiting in list(self._own.values()):
+            if not waiting.done():
+                waiting.set_exception(self._fault or WireFault(CRASHED, "closed the connection"))
 
     async def _read(self, to_us: Any) -> None:
         try:
             async for message, size in self.process.messages():
                 if self._may_pass(message, size):
-                    await to_us.send(wrapped(_sized(message, size, self.limits.max_line_bytes)))
+                    checked = wrapped(_sized(message, size, self.limits.max_line_bytes))
+                    own = None if "method" in message else self._own.get(message["id"])
+                    if own is None:
+                        await to_us.send(checked)
+                    elif not own.done():
+                        own.set_result(checked.message)
             ended = await self._how_it_ended("closed its output")
             if self._leaving:
                 return  # it ended because we left
@@ -308,11 +447,16 @@ class Bridge:
             raise
         finally:
             to_us.close()
+            self._fail_own()
 
     async def _how_it_ended(self, otherwise: str) -> WireFault:
         """Its exit status, if it has one within a moment: that says more than a closed pipe."""
         status = await self.process.exit_status(_LAST_LOOK_S)
         return WireFault(CRASHED, otherwise if status is None else f"ended with {exit_words(status)}")
+
+    def _blame(self, fault: WireFault) -> None:
+        self._fault = self._fault or fault
+        self._tell(fault)
 
     def _give_up(self, fault: WireFault) -> None:
         self._blame(fault)
@@ -346,24 +490,41 @@ class Bridge:
                     item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
                 )
         except WireFault as fault:
-            if fault.reason == CRASHED and not self._leaving:
-                fault = await self._how_it_ended(fault.text)
-            self._give_up(fault)
+            await self._give_up_writing(fault)
         except sdk().closed:
             pass
         finally:
             to_them.close()  # nobody writes any more: a call that waits for its turn is not left to its deadline
+
+    async def _give_up_writing(self, fault: WireFault) -> None:
+        if fault.reason == CRASHED and not self._leaving:
+            fault = await self._how_it_ended(fault.text)
+        self._give_up(fault)
+        self._fail_own()
 
     def _note(self, message: Any) -> None:
         """What is asked may be answered once; what was called off may still be."""
         method, number = getattr(message, "method", None), getattr(message, "id", None)
         if method is not None and number is not None:
             self._asked.add(number)
+            if method == "tools/list":
+                said = (message.params or {}).get("_meta") or {}
+                self._meta = {name: value for name, value in said.items() if name not in _OF_ONE_REQUEST}
         elif method == "notifications/cancelled":
-            called_off = (message.params or {}).get("requestId")
-            if called_off in self._asked:
-                self._asked.discard(called_off)
-                self._abandoned.add(called_off)
+            self._call_off((message.params or {}).get("requestId"))
+
+    def _call_off(self, number: Any) -> None:
+        if number in self._asked:
+            self._asked.discard(number)
+            self._abandoned.add(number)
+
+
+def line_of(message: Mapping[str, Any]) -> bytes:
+    """A message as a line of UTF-8; half a character, which UTF-8 cannot hold, stays escaped."""
+    try:
+        return json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(message, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _sized(message: dict[str, Any], size: int, kept: int) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as WaitedTooLong
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -35,18 +34,68 @@ from surefoot.tracking.process_logs import EgressLog
 T = TypeVar("T")
 
 
+class _Errand:
+    """One piece of work that a thread waits for."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.work, self._done = work, threading.Lock()
+        self._done.acquire()
+        self.task: asyncio.Task[Any] | None = None
+        self.given_up = False
+
+    def begin(self) -> None:
+        """In the loop."""
+        if self.given_up:
+            self.work.close()
+            return
+        self.task = asyncio.get_running_loop().create_task(self.work)
+        self.task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled():
+            task.exception()  # seen: whoever waited may have gone
+        self.end()
+
+    def end(self) -> None:
+        """Let go of whoever waits."""
+        if self._done.locked():
+            self._done.release()
+
+    def wait(self, patience_s: float) -> bool:
+        """Whether it is over in time."""
+        return self._done.acquire(timeout=min(max(0.0, patience_s), threading.TIMEOUT_MAX))
+
+    def give_up(self) -> None:
+        """In the loop: nobody waits any more."""
+        self.given_up = True
+        if self.task is not None:
+            self.task.cancel()
+
+
 class LoopThread:
-    """Start it, `run` coroutines in it from any thread, `close` it."""
+    """Start it, `run` coroutines in it from any thread, `close` it.
+
+    Work that is handed in while the loop is about to look is taken with what lies there: it is woken once for all.
+    """
 
     def __init__(self, name: str) -> None:
         self._started: Future[asyncio.AbstractEventLoop] = Future()
         self._stop: asyncio.Event | None = None
+        self._handed_in: deque[_Errand] = deque()
+        self._is_woken = self._is_over = False
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
         self._thread.start()
         self.loop = self._started.result()
 
     def _live(self) -> None:
-        asyncio.run(self._until_stopped())
+        try:
+            asyncio.run(self._until_stopped())
+        finally:
+            self._is_over = True  # first: whoever hands in behind the last look below sees it
+            while self._handed_in:
+                errand = self._handed_in.popleft()
+                errand.work.close()
+                errand.end()
 
     async def _until_stopped(self) -> None:
         self._stop = asyncio.Event()
@@ -60,29 +109,45 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, T], patience_s: float) -> T:
         """The result; a TimeoutError when it is not there in time, and then the work is cancelled."""
-        try:
-            future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        except RuntimeError:
-            work.close()
-            raise
-        try:
-            return future.result(patience_s)
-        except WaitedTooLong:
-            if future.done():
-                raise
-            future.cancel()
-            raise TimeoutError(f"not done after {patience_s:g} s") from None
-        except CancelledError:
-            raise RuntimeError("the loop was closed") from None
+        errand = self._hand_in(work)
+        if not errand.wait(patience_s):
+            try:
+                self.loop.call_soon_threadsafe(errand.give_up)
+            except RuntimeError:
+                raise RuntimeError("the loop was closed") from None
+            raise TimeoutError(f"not done after {patience_s:g} s")
+        if errand.task is None or errand.task.cancelled():
+            raise RuntimeError("the loop was closed")
+        found: T = errand.task.result()
+        return found
 
     def post(self, work: Coroutine[Any, Any, Any]) -> bool:
         """Have it done some time soon, without waiting; whether the loop still takes work."""
         try:
-            asyncio.run_coroutine_threadsafe(work, self.loop)
+            self._hand_in(work)
         except RuntimeError:
-            work.close()
             return False
         return True
+
+    def _hand_in(self, work: Coroutine[Any, Any, Any]) -> _Errand:
+        """A RuntimeError when the loop takes no more work."""
+        errand = _Errand(work)
+        self._handed_in.append(errand)
+        try:
+            if self._is_over:
+                raise RuntimeError("the loop was closed")
+            if not self._is_woken:
+                self._is_woken = True  # set before the call: what is appended from here on is found by it
+                self.loop.call_soon_threadsafe(self._take_in)
+        except RuntimeError:
+            work.close()
+            raise
+        return errand
+
+    def _take_in(self) -> None:
+        self._is_woken = False  # first: whoever appends after the last look below wakes us again
+        while self._handed_in:
+            self._handed_in.popleft().begin()
 
     def close(self, patience_s: float = 30.0) -> bool:
         """Cancel what is left, end the thread; False when something in it does not end."""
@@ -167,6 +232,9 @@ class MCPToolbox:
     async def connect(self, pool: Pool, until: float) -> Connection:
         """This rollout's connection, or one of the shared ones; one that failed is not replaced behind its back."""
         name = pool.server.name
+        ready = self._own.get(name)
+        if ready is not None and ready.usable and not ready.stale:
+            return ready
         async with self._opening.setdefault(name, asyncio.Lock()):
             connection = self._own.get(name)
             if connection is None:
@@ -437,11 +505,14 @@ class MCPToolkit:
         until = time.monotonic() + budget_s
         if self._slots is None:
             raise WireFault(UNAVAILABLE, "was not started")
-        try:
-            async with asyncio.timeout(budget_s if self._slots.locked() else None):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise WireFault(OVERLOADED, f"had to wait: {self.limits.concurrency} calls are under way") from None
+        if self._slots.locked():
+            try:
+                async with asyncio.timeout(budget_s):
+                    await self._slots.acquire()
+            except TimeoutError:
+                raise WireFault(OVERLOADED, f"had to wait: {self.limits.concurrency} calls are under way") from None
+        else:
+            await self._slots.acquire()  # at once
         try:
             return await self._try(box, tool, arguments, until, self.limits.restarts if tool.idempotent else 0)
         finally:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from surefoot.config.choices import ENVIRONMENTS
 from surefoot.errors import ToolError
 from surefoot.protocols import Toolkit
 from surefoot.tools.python.function_schema import SchemaError
@@ -149,6 +150,13 @@ def environment_toolkit(source: Any, limits: EnvLimits | None = None) -> Toolkit
     return EnvironmentToolkit(source, limits=limits)
 
 
+def named_toolkit(kind: str, argument: str) -> Toolkit:
+    """The toolkit of a kind of environment that has a name in `choices.ENVIRONMENTS`."""
+    module, _, name = ENVIRONMENTS[kind].makes.partition(":")
+    make: Callable[[str], Toolkit] = getattr(importlib.import_module(module), name)
+    return make(argument)
+
+
 def _is_toolkit(thing: Any) -> bool:
     return not isinstance(thing, type) and all(hasattr(thing, name) for name in ("specs", "open", "close"))
 
@@ -181,6 +189,31 @@ class GymToolkit(EnvToolkit):
             return GymInstance(factory(), parse=parse, show=show, options_column=options_column, tool=tool, **words)
 
         super().__init__({"gym": lambda: ThreadRunner(make, self.stuck)}, limits, routed=False)
+
+
+def gymnasium_toolkit(name: str) -> Toolkit:
+    """`tools.environment = "gymnasium:ID"`: an environment of Gymnasium's registry, played step by step."""
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ToolError(
+            f"Gymnasium cannot be imported: {error}", f"tools.environment names its {name}",
+            'install it: pip install "surefoot[gymnasium]"',
+        ) from error  # fmt: skip
+    try:
+        gymnasium.make(name).close()
+    except (gymnasium.error.Error, ImportError) as error:
+        raise ToolError(
+            f"tools.environment: Gymnasium does not make {name!r}: {str(error)[:300]}",
+            "every rollout would get one of its own",
+            "correct its id, or install what it needs; gymnasium.pprint_registry() lists those that are there",
+        ) from error
+    return GymToolkit(lambda: gymnasium.make(name))
+
+
+def reasoning_gym_toolkit(_: str = "") -> Toolkit:
+    """`tools.environment = "reasoning_gym"`: tasks of reasoning-gym, answered with a tool."""
+    return ReasoningGymToolkit()
 
 
 # -- Tasks of reasoning-gym as a world: the model hands in an answer with a tool, the dataset's own scorer judges it

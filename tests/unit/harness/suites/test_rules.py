@@ -99,10 +99,12 @@ def test_free_names_turn_the_name_rule_off(consistent: Any) -> None:
     assert broken_rules(consistent) == {}
 
 
-def test_our_nightly_suite_is_consistent(project: Any, repo: Path) -> None:
+@pytest.mark.parametrize(("name", "recipes", "gpus"), [("nightly", 2, 0), ("gpu", 2, 1)])
+def test_our_suites_are_consistent(project: Any, repo: Path, name: str, recipes: int, gpus: int) -> None:
     shutil.copytree(repo / "suites", project.root / "suites")
     project.commit()
-    suite = load_suite(project.root / "suites/nightly.toml", project.root)
+    suite = load_suite(project.root / f"suites/{name}.toml", project.root)
+    assert (len(suite.recipes), {recipe.gpus_per_node for recipe in suite.recipes}) == (recipes, {gpus})
     assert [f for f in check_suite(suite, project.root / "suites") if f.problems] == []
 
 

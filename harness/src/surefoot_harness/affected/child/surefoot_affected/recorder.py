@@ -33,6 +33,8 @@ from typing import Any
 Fact = tuple[str, ...]
 VARIABLE = "SUREFOOT_AFFECTED"
 _LOADERS = ("<frozen importlib", "/_pytest/", "/linecache.py", "/coverage/", "/inspect.py", "/tokenize.py")
+_TOOL = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))) + os.sep
+"""Where the selection itself lies: what it looks at between tests is everything, and no test's business."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -209,6 +211,8 @@ def _note_read(recorder: Recorder, path: str, *, source: bool) -> None:
         if source and any(word in outer.f_code.co_filename for word in _LOADERS):
             return  # blocks and the import graph stand for it
         outer = outer.f_back
+    if outer is not None and recorder.now[0] == 0 and os.path.realpath(outer.f_code.co_filename).startswith(_TOOL):
+        return
     recorder.note(("f", path, json.dumps([block[1:] for block in recorder.stack(outer)])))
 
 

@@ -1,0 +1,187 @@
+"""`runtime.learner_ranks` through the command: the run of one rank, whatever becomes of a rank on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import surefoot
+from families import save_family
+from safetensors.torch import load_file
+
+from surefoot.system.process import is_alive
+
+WORDS = (
+    "num_tasks=64", "eval_steps=0", "heldout_fraction=0.1", "tasks_per_step=4", "num_generations=4", "threads=1",
+    "preflight_tasks=0", "num_iterations=2", "beta=0.05",
+)  # fmt: skip
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of the log so far, whole ones."""
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """Of the last checkpoint."""
+    folders = (run / "checkpoints").glob("step_*")
+    newest = max(folders, key=lambda path: int(path.name.removeprefix("step_")))
+    return dict(load_file(newest / "model.safetensors"))
+
+
+def ranks_of(run: Path) -> list[int]:
+    """Process numbers of rank 1, from the first to the newest."""
+    log = run / "logs/learner-rank-1.log"
+    return [int(pid) for pid in re.findall(r"begins as process (\d+)", log.read_text())] if log.exists() else []
+
+
+def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path) -> None:
+    one = surefoot("train", *WORDS, "max_steps=4", cwd=tmp_path, run="one")
+    more = (
+        "runtime.learner_ranks=2",
+        "gradient_checkpointing=true",
+    )  # computed again from gathered weights: no other number
+    two = surefoot("train", *WORDS, "max_steps=4", *more, cwd=tmp_path, run="two")
+    assert (one.code, two.code) == (0, 0), two.out + two.err
+    assert len(ranks_of(tmp_path / "two")) == 1
+    assert not ranks_of(tmp_path / "one")
+    names = ("loss", "grad_norm", "reward", "kl", "trained_tokens", "sequences/mean_length", "learning_rate")
+    rows = [[{n: r[n] for n in names if n in r} for r in metrics(tmp_path / run) if "grad_norm" in r] for run in ("one", "two")]  # fmt: skip
+    assert len(rows[0]) == len(rows[1]) >= 4
+    for first, second in zip(*rows, strict=True):
+        assert second == pytest.approx(first, rel=1e-4, abs=1e-6)
+    ours, theirs = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert max(float((ours[n] - theirs[n]).norm() / ours[n].norm()) for n in ours) < 1e-4, (
+        "Adam from the same gradients"
+    )
+    assert surefoot("eval", str(tmp_path / "two"), cwd=tmp_path, run="").code == 0, "one process answers"
+
+
+def test_what_was_never_cut_over_ranks_is_refused_by_name_in_a_dry_run_too(tmp_path: Path) -> None:
+    save_family("gemma2", tmp_path / "gemma")
+    ranks = "runtime.learner_ranks=2"
+    for dry in ((), ("--dry-run",)):
+        ran = surefoot("train", *WORDS, "model=gemma", "tasks=builtin:sums", ranks, *dry, cwd=tmp_path)
+        assert ran.code == 4, ran.out + ran.err
+        assert "were never cut over ranks here" in ran.err
+    for word in ("optim=sgd", "optim=adamw_8bit", "lora.rank=4", "dtype=bfloat16", "runtime.kind=ray"):
+        ran = surefoot("train", *WORDS, ranks, word, "--dry-run", cwd=tmp_path)
+        assert ran.code == 2, ran.out + ran.err
+        assert "runtime.learner_ranks = 2 with " + word.partition("=")[0] in ran.err, ran.err
+
+
+class Under:
+    """A run under way, in an interpreter of its own."""
+
+    def __init__(self, folder: Path, *words: str, path: Path | None = None) -> None:
+        self.run = folder / "run"
+        entry = [sys.executable, "-m", "surefoot", "train", *WORDS, "runtime.learner_ranks=2", *words, "output_dir=run"]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", **({"PYTHONPATH": str(path)} if path else {})}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            entry, cwd=folder, env=environ, stdout=pipe, stderr=subprocess.STDOUT, text=True
+        )
+
+    def at_step(self, step: int) -> list[int]:
+        """Wait until it has logged so many steps; its rank processes so far."""
+        until = time.monotonic() + 200
+        while sum("grad_norm" in row for row in metrics(self.run)) < step:
+            assert time.monotonic() < until, "it does not move"
+            assert self.process.poll() is None, self.process.stdout.read()  # type: ignore[union-attr]
+            time.sleep(0.02)
+        return ranks_of(self.run)
+
+    def end(self) -> tuple[int, str]:
+        """Exit code, and all that it said."""
+        said, _ = self.process.communicate(timeout=250)
+        return self.process.returncode, said
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [(signal.SIGKILL, "rank 1 was ended by SIGKILL"), (signal.SIGSTOP, "rank 1 gave no sign for")], ids=["killed", "stopped"]
+)  # fmt: skip
+def test_a_lost_rank_ends_the_group_and_the_run_goes_on_to_the_same_end(tmp_path: Path, number: int, told: str) -> None:
+    words = ("max_steps=8", "save_steps=2", *(("stall_timeout_s=60",) if number == signal.SIGSTOP else ()))
+    whole = surefoot("train", *WORDS, "runtime.learner_ranks=2", *words, cwd=tmp_path, run="whole")
+    assert whole.code == 0, whole.out + whole.err
+    run = Under(tmp_path, *words)
+    (pid,) = run.at_step(3)
+    os.kill(pid, number)
+    code, said = run.end()
+    assert code == 0, said
+    assert f"the learner was lost: {told}" in said
+    assert len(ranks_of(run.run)) == 2, "a new rank for the lost one"
+    assert not any(is_alive(each) for each in ranks_of(run.run)), "nobody is left"
+    ours, theirs = weights(tmp_path / "whole"), weights(run.run)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours), "bit for bit"
+
+
+def test_without_restarts_a_lost_rank_is_77_and_a_resume_goes_on(tmp_path: Path) -> None:
+    run = Under(tmp_path, "max_steps=6", "save_steps=2", "runtime.max_restarts=0")
+    (pid,) = run.at_step(3)
+    os.kill(pid, signal.SIGKILL)
+    code, said = run.end()
+    assert code == 77, said
+    assert "LearnerLostError: the learner was lost: rank 1 was ended by SIGKILL" in said
+    again = surefoot("train", "--resume", str(run.run), cwd=tmp_path, run="")
+    assert again.code == 0, again.out + again.err
+
+
+PLANTED = """
+import sys
+if "surefoot.run.learner_rank" in sys.orig_argv:
+    from surefoot.learner import grpo
+    learner = grpo.GRPOLearner
+    real_rate, real_backward, calls = learner._rate_at, learner._backward, []
+    def rate(self, step):
+        return real_rate(self, step) * (2 if step == 3 else 1)
+    def backward(self, *args):
+        calls.append(1)
+        if len(calls) == 3:
+            raise MemoryError("not enough memory")
+        return real_backward(self, *args)
+    learner.{} = {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("bug", "code", "told"),
+    [
+        (("_rate_at", "rate"), 1, "InvariantError: rank 1 of the learner made something else of learn: [3, True"),
+        (("_backward", "backward"), 74, "MemoryLimitError: rank 1 of the learner: memory ran out at version 2"),
+    ],
+    ids=["another_rate", "no_memory"],
+)
+def test_a_rank_that_goes_its_own_way_ends_the_run_by_name(
+    tmp_path: Path, bug: tuple[str, str], code: int, told: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PLANTED.format(*bug))
+    run = Under(tmp_path, "max_steps=6", path=tmp_path)
+    ended, said = run.end()
+    assert told in said
+    assert ended == code, said
+    assert not any(is_alive(each) for each in ranks_of(run.run))
+
+
+def test_ranks_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
+    run = Under(tmp_path, "max_steps=50")
+    (pid,) = run.at_step(1)
+    run.process.kill()
+    run.end()
+    until = time.monotonic() + 10
+    while is_alive(pid):
+        assert time.monotonic() < until, "an orphan"
+        time.sleep(0.05)
+
+
+pytestmark = pytest.mark.nightly

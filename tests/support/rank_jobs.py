@@ -1,0 +1,240 @@
+"""What ranks do in the tests of `learner.sharding`: each job is done by every rank, and rank 0 writes what came of it."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoint_kit import make_tokenizer
+from learner_kit import make
+from transformers import AutoModelForCausalLM
+
+from surefoot.learner import grpo, sharding
+from surefoot.learner.sharding import OneRank, RankGroup, deal
+from surefoot.learner.tensor_file import whole, write_tensors
+from surefoot.maths.losses import LossSettings
+from surefoot.records import TrainSample
+
+
+def write_samples(folder: Path, samples: list[TrainSample]) -> None:
+    """For `read_samples`."""
+    (folder / "samples.json").write_text(json.dumps([asdict(s) for s in samples]))
+
+
+def read_samples(folder: Path) -> list[TrainSample]:
+    """What the test drew."""
+    rows = json.loads((folder / "samples.json").read_text())
+    return [TrainSample(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
+
+
+def learner_of(folder: Path, ranks: OneRank | None, **changes: Any) -> Any:
+    """The learner of the folder's model, on these ranks."""
+    net = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, attn_implementation="sdpa").eval()
+    for parameter in net.parameters():
+        parameter.requires_grad_(True)
+    facts = json.loads((folder / "settings.json").read_text()) if (folder / "settings.json").exists() else {}
+    loss = LossSettings(**facts.pop("loss", {}))
+    return make(net, loss, ranks=ranks, **(facts | changes))
+
+
+def do(job: str, folder: Path, ranks: OneRank | None) -> None:
+    """A job by name, with a bug planted in this process where the name says so."""
+    name, _, bug = job.partition("+")
+    if bug:
+        BUGS[bug]()
+    JOBS[name](folder, ranks, f"{1 if ranks is None else ranks.size}{bug and f'-{bug}'}")
+
+
+def step(folder: Path, ranks: OneRank | None, tag: str) -> None:
+    """Two passes; the gradient of the first, clipped, and weights, statistics, scores and facts after each."""
+    learner, samples = learner_of(folder, ranks), read_samples(folder)
+    gradients: dict[str, Any] = {}
+    real = learner._step
+
+    def before(rate: float, trained: Any) -> Any:
+        if not gradients:
+            wholes = learner.wholes()
+            for name, p in trained.items():
+                gradients[name] = whole(learner.ranks.as_whole(p.grad, wholes[name])).clone()
+        return real(rate, trained)
+
+    learner._step = before
+    texts = [(s.prompt_ids, s.completion_ids) for s in samples[:3]]
+    reports, scores = [], {}
+    for iteration in range(2):
+        report = learner.learn(samples, iteration=iteration)
+        reports.append({"metrics": dict(report.metrics), "rows": dict(report.trained_rows), "applied": report.applied})
+        found = learner.score(texts, temperature=1.0)
+        scores[f"{iteration}"] = torch.tensor([value for row in found for value in row])
+    weights = {name: value.detach().clone() for name, value in learner.weights().items()}
+    old = {f"{group}/{i}": row for (group, i), row in learner._old.items()}
+    if learner.ranks.index == 0:
+        for what, tensors in (("gradients", gradients), ("weights", weights), ("old", old), ("scores", scores)):
+            write_tensors(folder / f"{what}-{tag}.safetensors", tensors)
+        (folder / f"reports-{tag}.json").write_text(json.dumps([reports, asdict(learner.facts)], default=list))
+
+
+def save(folder: Path, ranks: OneRank | None, tag: str) -> None:
+    """Two passes, a checkpoint, and a third pass."""
+    learner, samples = learner_of(folder, ranks), read_samples(folder)
+    learner.tokenizer = make_tokenizer()
+    for iteration in range(2):
+        learner.learn(samples, iteration=iteration)
+    learner.save(folder / f"saved-{tag}" / "step_2", step=2, extra={"note": "x"})
+    _third_pass(learner, samples, folder / f"ended-{tag}.safetensors")
+
+
+def _third_pass(learner: Any, samples: list[TrainSample], path: Path) -> None:
+    learner.learn(samples, iteration=2)
+    weights = {name: value.detach().clone() for name, value in learner.weights().items()}
+    if learner.ranks.index == 0:
+        write_tensors(path, weights)
+
+
+def resume(folder: Path, ranks: OneRank | None, tag: str) -> None:
+    """Each checkpoint that `save` left, and the third pass from it; first a step elsewhere, which has to be undone."""
+    samples = read_samples(folder)
+    for saved in [folder / f"saved-{size}" for size in (1, 2)]:
+        learner = learner_of(folder, ranks)
+        learner.learn(samples)
+        assert learner.load(saved / "step_2") == {"note": "x"}
+        _third_pass(learner, samples, folder / f"{saved.name}-on-{tag}.safetensors")
+
+
+def still(folder: Path, ranks: OneRank | None, tag: str) -> None:
+    """A step on samples of which none moves anything: a step without signal is a step, and compares with the sampler."""
+    learner = learner_of(folder, ranks)
+    report = learner.learn(read_samples(folder))
+    assert report.applied
+    assert report.metrics["sampling/sampling_logp_difference/max"] < 1e-4
+    weights = {name: value.detach().clone() for name, value in learner.weights().items()}
+    if learner.ranks.index == 0:
+        write_tensors(folder / f"weights-{tag}.safetensors", weights)
+
+
+def publish(folder: Path, ranks: OneRank | None, tag: str) -> None:
+    """Two versions: how many gathered tensors live at once, and that the second is where the first was."""
+    learner, samples = learner_of(folder, ranks), read_samples(folder)
+    places = {name: value.data_ptr() for name, value in learner.published()[0].items()}
+    learner.learn(samples)
+    living: set[int] = set()
+    most = 0
+    real = sharding.whole
+
+    def counted(tensor: Any) -> Any:
+        nonlocal most
+        found = real(tensor)
+        key = id(found)
+        living.add(key)
+        weakref.finalize(found, living.discard, key)
+        most = max(most, len(living))
+        return found
+
+    sharding.whole = counted
+    weights, version = learner.published()
+    assert version == 1
+    assert {name: value.data_ptr() for name, value in weights.items()} == places, "the engine's own memory"
+    again = learner.published()[0]
+    assert all(again[name] is value for name, value in weights.items()), "a version is gathered once"
+    (folder / f"most-{tag}-{learner.ranks.index}.json").write_text(json.dumps([most, len(weights)]))
+
+
+JOBS: dict[str, Callable[[Path, OneRank | None, str], None]] = {
+    "step": step, "save": save, "resume": resume, "still": still,
+    "publish": publish,
+}  # fmt: skip
+
+
+# -- planted bugs ---------------------------------------------------------------------------------
+
+
+def _local_denominators() -> None:
+    """Every rank divides by the counts of its own samples."""
+    real = grpo.GRPOLearner._totals
+
+    def totals(self: Any, samples: Any) -> Any:
+        return real(self, deal(samples, self.ranks.size)[self.ranks.index])
+
+    grpo.GRPOLearner._totals = totals  # type: ignore[method-assign]
+
+
+def _own_norm() -> None:
+    """Every rank clips by the norm of its own shards."""
+    RankGroup.norm = OneRank.norm  # type: ignore[method-assign]
+
+
+def _dropped_samples() -> None:
+    """The last rank scores nothing of its first microbatch."""
+    real = RankGroup.pieces
+
+    def pieces(self: Any, samples: Any, cut: Any) -> Any:
+        found = real(self, samples, cut)
+        return found if self.index < self.size - 1 else [(samples[:1], False), *found[1:]]
+
+    RankGroup.pieces = pieces  # type: ignore[method-assign]
+
+
+def _dropped_unseen() -> None:
+    """And nobody looks."""
+    _dropped_samples()
+    grpo.check_dealt = lambda scored, samples: None
+
+
+def _averaged() -> None:
+    """Gradients are averaged over ranks, as data parallel training does by default."""
+    real = RankGroup.shard
+
+    def shard(self: Any, net: Any) -> None:
+        real(self, net)
+        for module in net.modules():
+            if hasattr(module, "set_gradient_divide_factor"):
+                module.set_gradient_divide_factor(float(self.size))
+
+    RankGroup.shard = shard  # type: ignore[method-assign]
+
+
+def _counted_twice() -> None:
+    """The microbatch that fills a gap counts."""
+    real = RankGroup.pieces
+    RankGroup.pieces = lambda *args: [(piece, True) for piece, _ in real(*args)]  # type: ignore[method-assign]
+    grpo.check_dealt = lambda scored, samples: None
+
+
+def _root_left_whole() -> None:
+    """After a forward pass without a backward one, what is outside of the layers stays as it was gathered."""
+    real = RankGroup.shard
+
+    def shard(self: Any, net: Any) -> None:
+        real(self, net)
+        net.set_reshard_after_forward(False, recurse=False)
+
+    RankGroup.shard = shard  # type: ignore[method-assign]
+
+
+def _all_at_once() -> None:
+    """Everything is gathered, then copied."""
+    real = sharding.gather_into
+
+    def gather_into(copies: Any, parts: Any, *, keep: bool) -> None:
+        real(copies, {name: sharding.whole(part.detach()) for name, part in parts.items()}, keep=keep)
+
+    grpo.gather_into = gather_into
+
+
+def _own_moments() -> None:
+    """Resumed, every rank takes the first rows of the optimiser's memory."""
+    real = RankGroup.part
+    RankGroup.part = lambda self, value: value[: len(real(self, value))] if value.dim() else value  # type: ignore[method-assign]
+
+
+BUGS: dict[str, Callable[[], None]] = {
+    "local_denominators": _local_denominators, "own_norm": _own_norm, "dropped": _dropped_samples,
+    "dropped_unseen": _dropped_unseen, "averaged": _averaged, "counted_twice": _counted_twice,
+    "root_left_whole": _root_left_whole, "first_rows": _own_moments,
+    "all_at_once": _all_at_once,
+}  # fmt: skip
