@@ -75,6 +75,16 @@ def test_a_finished_run_gives_its_verdict_again_and_not_a_byte_of_it_changes(ben
     assert (found, code) == (set(), case.code), "its own length is no other"
 
 
+def test_a_report_that_a_full_disk_kept_from_a_finished_run_is_written_when_it_is_asked_again(bench: Bench) -> None:
+    report = finished(bench, SHORT) / "run" / "report.html"
+    before = files(report.parent)
+    report.unlink()
+    ended = bench.resume(report.parent.parent)
+    assert (ended.code, files(report.parent).keys()) == (0, before.keys()), ended.said
+    assert "its report, which was lacking, was written" in ended.said
+    assert "PASS" in report.read_text(encoding="utf-8")
+
+
 @pytest.mark.turns(3, 0)
 def test_planted_resume_that_does_not_ask_whether_a_run_is_over_is_seen(bench: Bench) -> None:
     found, code, _ = changed(bench, SHORT, before=[("plant", "never_finished")])

@@ -81,10 +81,15 @@ class RunMonitor:
 
     def report(self) -> Path | None:
         """Write the page; None, with a warning, where that is not possible."""
-        from surefoot.report.page import write_report
+        return report_or_warn(self.folder, self._warn)
 
-        try:
-            return write_report(self.folder)
-        except SurefootError as error:
-            self._warn(f"the report was not written: {error.what}", f"try: surefoot report {self.folder}")
-            return None
+
+def report_or_warn(folder: Path, warn: Callable[[str, str], None]) -> Path | None:
+    """Write `report.html` of this run; what is in its way ends nothing."""
+    from surefoot.report.page import write_report
+
+    try:
+        return write_report(folder)
+    except SurefootError as error:
+        warn(f"the report was not written: {error.what}", f"try: surefoot report {folder}")
+        return None

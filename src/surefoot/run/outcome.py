@@ -15,6 +15,7 @@ from surefoot.guards.arming import Arming, judge_arming, tightened_in
 from surefoot.guards.verdict import LearningEvidence, RunJudgement, best_facts, compare, guard_facts, judge_run, way_out
 from surefoot.records import Verdict
 from surefoot.report.console import View
+from surefoot.report.monitor import report_or_warn
 from surefoot.report.view import best_text
 from surefoot.run.arguments import recorded, way_to_evaluate
 from surefoot.run.inputs import sandbox_facts
@@ -247,8 +248,8 @@ def _notes(run: Run, keeper: RunStore) -> list[str]:
 
 # -- A run that is over is asked for once more: its verdict is shown again, and not one byte of its folder changes
 # Promises   only a run whose last process ended in order is taken for finished: its verdict is final, of the length
-# that
-# its config has, and nobody's lock is left. Everything else goes on as usual.
+# that its config has, and nobody's lock is left. Everything else goes on as usual.
+# Promises   what a full disk kept from being written behind the verdict, the report, is written then.
 
 
 def final_verdict(folder: RunFolder, config: Config) -> dict[str, Any] | None:
@@ -305,7 +306,9 @@ def show_again(folder: RunFolder, config: Config, verdict: dict[str, Any], view:
     )  # fmt: skip
     longer = f"{python_call('resume', folder.root, [*wanted, 'max_steps=N'])} in Python" if wanted else "max_steps=N"
     how = "the guard stopped it" if stopped_by_guard(verdict) else f"make it longer with {longer}"
-    view.resumed(f"{folder.root} is finished, and nothing in it was changed; {how}", rows)
+    late = not outcome.report.exists() and report_or_warn(folder.root, view.warn) is not None
+    kept = "its report, which was lacking, was written" if late else "nothing in it was changed"
+    view.resumed(f"{folder.root} is finished, and {kept}; {how}", rows)
     view.finish(outcome)
     if outcome.exit_code == CollapseStopError.exit_code:
         raise CollapseStopError(
