@@ -6,14 +6,21 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
 from surefoot.cli.exits import guarded
 
-CONFIGS = (".toml", ".yaml", ".yml")
+ConfigOrModel = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer resolves this spelling in every version we allow
+    typer.Argument(
+        metavar="CONFIG | MODEL | KEY=VALUE",
+        help="A config, or a model for the built-in run; then overrides of keys.",
+        show_default=False,
+    ),
+]
+"""What a command takes that measures: a model alone stands for the built-in run with it."""
 
 
 def add_bench(app: typer.Typer) -> None:
@@ -22,14 +29,7 @@ def add_bench(app: typer.Typer) -> None:
 
 
 def bench(
-    words: Annotated[
-        Optional[list[str]],  # noqa: UP045 - typer resolves this spelling in every version we allow
-        typer.Argument(
-            metavar="CONFIG | MODEL | KEY=VALUE",
-            help="A config, or a model for the built-in run; then overrides of keys.",
-            show_default=False,
-        ),
-    ] = None,
+    words: ConfigOrModel = None,
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="S", min=1, max=3600, help="For all that is measured.")
     ] = 60,
@@ -45,13 +45,10 @@ def bench(
 
 
 def _bench(words: Sequence[str], seconds: float, as_json: bool) -> int:
-    from surefoot.cli.commands import _load
+    from surefoot.cli.commands import load_named
     from surefoot.tracking.text import printable
 
-    named = bool(words) and "=" not in words[0] and not words[0].startswith("-")
-    if named and Path(words[0]).suffix not in CONFIGS:
-        words = [f"model={words[0]}", *words[1:]]
-    loaded = _load(words)
+    loaded = load_named(words)
     from surefoot.run.bench import bench as measure
 
     def tell(line: str) -> None:

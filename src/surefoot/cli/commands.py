@@ -117,7 +117,7 @@ def evaluate(
 def memory(words: Sequence[str], asked: Mapping[str, str | None], *, measures: bool, as_json: bool) -> int:
     """The table of `surefoot memory`; 1 when every row that was to be measured failed."""
     numbers = {name: _whole_numbers(name, text) for name, text in asked.items()}
-    loaded = _load(words)
+    loaded = load_named(words)
     from surefoot.run.memory_profile import table_of_config
 
     table = table_of_config(loaded, measures=measures, tell=partial(print, file=sys.stderr, flush=True), **numbers)
@@ -156,6 +156,15 @@ def version() -> int:
 
     _print([f"surefoot {__version__}"])
     return 0
+
+
+def load_named(words: Sequence[str]) -> LoadedConfig:
+    """The same where the first word may also be a model, for the built-in run with that model."""
+    from surefoot.config.files import SUFFIXES
+
+    if words and "=" not in words[0] and not words[0].startswith("-") and Path(words[0]).suffix not in SUFFIXES:
+        words = [f"model={words[0]}", *words[1:]]
+    return _load(words)
 
 
 def _load(words: Sequence[str]) -> LoadedConfig:

@@ -9,6 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from surefoot.cli import commands
+from surefoot.cli.bench import ConfigOrModel
 from surefoot.cli.exits import guarded
 
 _Numbers = Optional[str]  # noqa: UP045 - typer resolves annotations at run time
@@ -20,12 +21,7 @@ def add_memory(app: typer.Typer) -> None:
 
 
 def memory(
-    words: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Argument(
-            metavar="CONFIG | KEY=VALUE", help="A .toml or .yaml file, then overrides of its keys.", show_default=False
-        ),
-    ] = None,
+    words: ConfigOrModel = None,
     lengths: Annotated[
         _Numbers,
         typer.Option(metavar="N,N", help="Tokens of completions; half, once, twice the config's.", show_default=False),
