@@ -44,7 +44,11 @@ FILE = Path("docs/night.json")
 WRITTEN = (FILE, Path("docs/figures.json"), Path("docs/reliability.md"))
 """What a night itself changes in the tree."""
 REPORTS = Path(".reports/night")
-SLICES = {"tests/faults/test_every_failpoint.py": 12, "tests/repo/test_docs.py": 4}
+SLICES = {
+    "tests/faults/test_disk_faults.py": 4,
+    "tests/faults/test_every_failpoint.py": 12,
+    "tests/repo/test_docs.py": 4,
+}
 ALONE = ("tests/faults/test_ray_chaos.py",)
 """What promises a time that other tests would spoil."""
 NOTING = "tests/faults/"
