@@ -32,6 +32,13 @@ def refusal(path: Path | None, *words: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("esed", "seed"), ("sede", "seed"), ("sed", "seed"), ("seeed", "seed"), ("saed", "seed")]
+)
+def test_one_slip_of_any_kind_at_any_place_is_understood(typed: str, meant: str) -> None:
+    assert nearest(typed) == (meant,)
+
+
 # -- files ----------------------------------------------------------------------
 
 

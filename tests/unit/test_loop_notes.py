@@ -94,3 +94,12 @@ def test_the_loop_asks_for_them_after_its_first_step_alone(step: int, warned: bo
 def test_a_clock_that_was_not_started_shows_nothing() -> None:
     clock = StepClock()
     assert (clock.seconds, clock.eval_seconds, clock.seconds_before) == (0.0, 0.0, 0.0)
+
+
+def test_tokens_per_second_of_a_short_step_are_those_of_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([10.0, 10.25])
+    monkeypatch.setattr("surefoot.loop_state.time.perf_counter", lambda: next(now))
+    clock = StepClock()
+    clock.start_step()
+    line = clock.line(100)
+    assert (line["step_time"], line["tokens_per_second"]) == (0.25, 400.0)

@@ -253,7 +253,7 @@ def _measure(rig: _Rig, left: Callable[[], float], tell: Tell) -> tuple[list[_Ro
     """
     config = rig.config
     tasks, siblings, full = config.tasks_per_step, config.num_generations, config.max_completion_length
-    fewer = (tasks // 2, siblings) if tasks > 1 else (1, max(1, siblings // 2))
+    fewer = _halved(tasks, siblings)
 
     def step(tasks: int, siblings: int, length: int) -> _Round:
         found = rig.step(tasks, siblings, length)
@@ -306,6 +306,11 @@ def _best(what: str, work: Callable[[], object], device: str, seconds: float) ->
             torch.cuda.synchronize()
         taken.append(sound(what, clock() - began))
     return min(taken)
+
+
+def _halved(tasks: int, siblings: int) -> tuple[int, int]:
+    """Half of the rollouts: of half of the tasks, or of the only one half of the siblings."""
+    return (tasks // 2, siblings) if tasks > 1 else (1, max(1, siblings // 2))
 
 
 def _rates(config: Config, device: str, flops_s: float, seconds: float) -> MachineRates:

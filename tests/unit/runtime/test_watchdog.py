@@ -264,3 +264,30 @@ def test_no_room_for_the_helper_process_is_a_typed_error(tmp_path: Path, monkeyp
     with pytest.raises(MemoryLimitError, match="Resource temporarily"), Watchdog(1, dump=tmp_path / "x"):
         pytest.fail("it started")
     assert len(os.listdir("/proc/self/fd")) == files
+
+
+SLOW_TO_ANSWER = """
+import os, signal, sys, time
+def answer(*_):
+    time.sleep(0.6)
+    os.write(1, b"stacks, late\\n")
+signal.signal(signal.SIGUSR2, answer)
+os.write(2, b"ready\\n")
+while True:
+    time.sleep(60)
+"""
+
+
+def test_stacks_that_are_slow_to_come_are_waited_for(tmp_path: Path) -> None:
+    """A process with hundreds of threads needs longer than a tenth of a second to write where they all are."""
+    with (tmp_path / "dump").open("ab") as dump:
+        stuck = subprocess.Popen([sys.executable, "-c", SLOW_TO_ANSWER], stdout=dump, stderr=subprocess.PIPE)
+        assert stuck.stderr is not None
+        assert stuck.stderr.readline() == b"ready\n"
+        code = f"import runpy; runpy.run_path({str(guardian.__file__)!r})['end']({stuck.pid}, 7.0)"
+        subprocess.run([sys.executable, "-I", "-S", "-c", code], stdout=dump, stderr=subprocess.DEVNULL, check=True)
+        assert stuck.wait(LONG_S) == -signal.SIGKILL
+        stuck.stderr.close()
+    said = (tmp_path / "dump").read_text()
+    assert said.startswith("StalledError: the interpreter did not run for 7 s")
+    assert said.endswith("stacks, late\n")
