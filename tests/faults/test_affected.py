@@ -282,3 +282,42 @@ def test_what_is_kept_between_sessions_is_unseen_by_git(tmp_path: Path) -> None:
     assert "tests/test_one.py" in listed
     assert ".surefoot" not in listed
     assert "unit_results/" not in listed
+
+
+THREADS = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+
+go = threading.Event()
+
+def waits():
+    go.wait()
+    open("/dev/null").close()
+    import later
+    return later.number()
+
+with ThreadPoolExecutor(1) as old:
+    asleep = old.submit(waits)
+    import early
+    go.set()
+    told = [asleep.result(20)]
+sys.setswitchinterval(1e-6)
+for _ in range(20):
+    with ThreadPoolExecutor(16) as pool:
+        told += pool.map(lambda _: __import__("later").number(), range(64), timeout=20)
+sys.exit(set(told) != {1})
+"""
+"""A child whose code is not the project's: one thread is there before code of the project is, many begin after it."""
+
+
+def test_a_recorded_child_loses_no_thread(tmp_path: Path) -> None:
+    test = (
+        "import subprocess, sys\n\n\ndef test_child():\n"
+        f"    assert subprocess.run([sys.executable, '-c', {THREADS!r}], timeout=60).returncode == 0\n"
+    )
+    toy = Toy(tmp_path, {"test_c.py": test, "early.py": "VALUE = 1\n", "later.py": "def number():\n    return 1\n"})
+    first = toy.pytest()
+    assert first.code == 0, first.text
+    assert "profile function" not in first.text
+    toy.edit("later.py", "return 1", "return 3 - 2")
+    assert set(toy.affected()) == {"test_child"}, "what a thread ran in the child is known"
