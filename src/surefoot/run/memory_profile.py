@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -156,7 +157,8 @@ def run_cell(shape: ModelShape, work: Work, rank: int | None, *, timeout_s: floa
         if code is None:
             return {"error": f"not done after {timeout_s:.0f} s"}
         if code:
-            return {"error": f"exit {code}: {said}"}
+            how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
+            return {"error": f"{how}: {said}" if said else how}
         found: dict[str, Any] = json.loads(child.stdout.read().decode().splitlines()[-1])
     return found
 

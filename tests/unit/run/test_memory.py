@@ -50,6 +50,14 @@ def test_when_memory_runs_out_in_every_row_the_command_fails_and_says_so(tmp_pat
     assert "MemoryError" in done.out
 
 
+def test_a_measurement_that_the_kernel_ended_is_a_failed_row_with_the_signals_name(tmp_path: Path) -> None:
+    env = {"SUREFOOT_FAILPOINTS": "memory.before_learn=kill"}
+    done = surefoot(*ROW, "--lengths", "8", cwd=tmp_path, env=env)
+    assert done.code == 1, done.out
+    assert "failed" in done.out
+    assert "ended by SIGKILL" in done.out
+
+
 def test_a_row_that_succeeds_is_enough_and_one_that_was_only_predicted_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
