@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from key_effects import all_keys, claims, key_effects
-from repo_tree import ROOT, parse
-
-SNAPSHOT = ROOT / "tests" / "repo" / "config_keys.txt"
+from key_effects import all_keys, claims, decided_defaults, key_effects
+from repo_tree import parse
 
 
 def test_the_keys_are_those_we_decided_on() -> None:
-    decided = SNAPSHOT.read_text(encoding="utf-8").split()
-    assert sorted(all_keys()) == sorted(decided), f"a new or removed key is a decision: record it in {SNAPSHOT.name}"
+    assert sorted(all_keys()) == sorted(decided_defaults()), "a new or removed key is a decision: config_keys.txt"
 
 
 def test_two_keys_are_required_and_there_are_not_many_more_than_a_hundred() -> None:

@@ -18,19 +18,31 @@ from repo_tree import ROOT, Source, python_files, relative, sources
 
 def all_keys() -> list[str]:
     """Every key of the config in order of declaration; keys of a table are dotted."""
+    return list(all_defaults())
+
+
+def all_defaults() -> dict[str, str]:
+    """Key -> what it is when it is left out, as Python writes it; `required` where it cannot be."""
     from pydantic import BaseModel
 
     from surefoot.config import Config
 
-    def walk(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    def walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
         for name, field in model.model_fields.items():
             kind = field.annotation
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from walk(kind, f"{prefix}{name}.")
             else:
-                yield prefix + name
+                default = repr(field.get_default(call_default_factory=True))
+                yield prefix + name, "required" if field.is_required() else default
 
-    return list(walk(Config, ""))
+    return dict(walk(Config, ""))
+
+
+def decided_defaults() -> dict[str, str]:
+    """The same as it was decided: tests/repo/config_keys.txt."""
+    lines = (ROOT / "tests" / "repo" / "config_keys.txt").read_text(encoding="utf-8").splitlines()
+    return {key: default for key, _, default in (line.partition(" = ") for line in lines)}
 
 
 def key_effects(folder: Path = ROOT / "tests") -> dict[str, list[str]]:
