@@ -111,7 +111,9 @@ def test_every_module_of_the_harness_imports_without_the_trainer_and_what_the_tr
 def test_the_modules_left_out_are_the_ones_that_need_an_extra() -> None:
     for home, package in OPTIONAL_HOMES.items():
         result = run_python("-c", IMPORT_EACH, package, home, src=SRC)
-        assert f"{home}: ModuleNotFoundError" in result.stdout, f"{home} imports without {package}: take it off the list"
+        assert f"{home}: ModuleNotFoundError" in result.stdout, (
+            f"{home} imports without {package}: take it off the list"
+        )
         assert package in result.stdout.partition(": ModuleNotFoundError")[2]
 
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -90,27 +91,45 @@ class Mentions(NamedTuple):
 
     words: set[str]
     wild: bool
+    wild_self: bool
+    """Wild, and all that it asks is an attribute of `self` or `cls`."""
 
 
-def mentions_of(nodes: Sequence[ast.AST], *, at_import: bool) -> Mentions:
+def mentions_of(nodes: Sequence[ast.AST], *, at_import: bool, foreign: Collection[str] = ()) -> Mentions:
     """All names below `nodes`.
 
-    At import, `from a import b` and `__all__` bind or list a name without using it; whoever uses it mentions it again.
+    At import, `from a import b`, `b = 1` and `__all__` bind or list a name without using it; whoever uses it mentions
+    it again. What a text says that nobody reads, such as a docstring, is no mention. Names that are computed there to
+    be bound, or looked up in a module of Python's own (`foreign`, as this file calls them), are none of the project's.
     """
     words: set[str] = set()
-    wild = False
+    wild = beyond_self = False
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
         if at_import and (isinstance(node, ast.Import | ast.ImportFrom) or _is_all(node)):
             words.update(alias.name.split(".")[-1] for alias in getattr(node, "names", []) if alias.asname)
             continue
+        if _is_text(node) or (at_import and type(node) is ast.Name and type(node.ctx) is ast.Store):
+            continue
+        if type(node) is ast.AugAssign:
+            words.update(_words(node.target))  # bound and used
         if type(node) in _SPEAKING:
             words.update(_words(node))
-            wild = wild or _is_wild(node)
+            harmless = at_import and _asks_elsewhere(node, foreign)
+            if not harmless and _is_wild(node):
+                wild, beyond_self = True, beyond_self or not _asks_self(node)
+            if harmless and isinstance(node, ast.Call):
+                waiting += node.args  # and not the name of the function: `dir` alone may be handed on
+                continue
         if type(node) is not ast.Name:
             waiting += ast.iter_child_nodes(node)
-    return Mentions(words, wild)
+    return Mentions(words, wild, wild and not beyond_self)
+
+
+def _is_text(node: ast.AST) -> bool:
+    """A text that nobody reads; one with examples is read by doctest."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and ">>>" not in str(node.value.value)
 
 
 def _words(node: ast.AST) -> Iterator[str]:
@@ -155,6 +174,31 @@ def _is_wild(node: ast.AST) -> bool:
     return name in _BY_NAME and not all(isinstance(each, ast.Constant) for each in named)
 
 
+def _asks_elsewhere(node: ast.AST, foreign: Collection[str]) -> bool:
+    """`dir(operator)`, `getattr(operator, name)` of Python's own modules, and `setattr(anything, name, value)`."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
+        return False
+    first = node.args[0]
+    if node.func.id in ("getattr", "hasattr", "vars", "dir"):
+        return isinstance(first, ast.Name) and first.id in foreign
+    return node.func.id == "setattr"
+
+
+def _asks_self(node: ast.AST) -> bool:
+    """`getattr(self, name)`: no function or constant of a module is reached so, unless its class speaks of it."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
+        return False
+    return isinstance(first := node.args[0], ast.Name) and first.id in ("self", "cls")
+
+
+def _modules_of_python(tree: ast.Module) -> Iterator[str]:
+    """What a file calls modules of the standard library that it imports whole."""
+    for node in tree.body:
+        for alias in node.names if isinstance(node, ast.Import) else ():
+            if alias.name.partition(".")[0] in sys.stdlib_module_names:
+                yield alias.asname or alias.name.partition(".")[0]
+
+
 def written_globals(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """Names through which a call may leave something behind in the process, beyond its own variables.
 
@@ -168,12 +212,12 @@ def written_globals(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str
     return declared.union(*(_target(store, own) for store in stores))
 
 
-def _store(node: ast.AST) -> ast.Attribute | ast.Subscript | None:
+def _store(node: ast.AST) -> ast.expr | None:
     """The place that a node changes, if it changes one through an attribute, an index or a method such as `append`."""
     kind = type(node)
     if kind is ast.Call:
         func = node.func  # type: ignore[attr-defined]
-        return func if type(func) is ast.Attribute and func.attr in _CHANGERS else None
+        return func.value if type(func) is ast.Attribute and func.attr in _CHANGERS else None
     if kind is ast.Attribute or kind is ast.Subscript:
         return None if type(node.ctx) is ast.Load else node  # type: ignore[attr-defined,return-value]
     return None
@@ -185,10 +229,10 @@ def _own_names(parts: Sequence[ast.AST]) -> set[str]:
     return (stored | {part.arg for part in parts if isinstance(part, ast.arg)}) - shared
 
 
-def _target(node: ast.Attribute | ast.Subscript, own: set[str]) -> set[str]:
+def _target(node: ast.expr, own: set[str]) -> set[str]:
     """The global that a store through `node` changes, if its root is not one of the function's own names."""
     attributes: list[str] = []
-    root: ast.expr = node
+    root = node
     while isinstance(root, ast.Attribute | ast.Subscript | ast.Call):
         if isinstance(root, ast.Attribute):
             attributes.append(root.attr)
@@ -211,7 +255,7 @@ CORE = ""
 _PLAIN = {
     "staticmethod", "classmethod", "property", "setter", "getter", "deleter", "abstractmethod", "overload", "override",
     "final", "contextmanager", "asynccontextmanager", "wraps", "fixture", "remote", "skipif", "skip", "parametrize",
-    "usefixtures", "xfail", "filterwarnings", "mark", "depends_on", "given", "settings", "example",
+    "usefixtures", "xfail", "filterwarnings", "mark", "depends_on", "given", "settings", "example", "hookimpl",
 }  # fmt: skip
 """Decorators after which a call still runs the body each time (an unknown one may remember the result)."""
 _BUILT_IN = {"staticmethod", "classmethod", "property"}
@@ -239,6 +283,7 @@ class Blocks:
     bodies: dict[str, str] = field(default_factory=dict)
     mentions: dict[str, list[str]] = field(default_factory=dict)  # by qualified name, CORE included
     wild: list[str] = field(default_factory=list)  # blocks that may speak of any name: getattr(x, computed)
+    wild_self: list[str] = field(default_factory=list)  # of these, the ones that only ask `self` or `cls`
     shared: dict[str, Shared] = field(default_factory=dict)
     imports: list[Import] = field(default_factory=list)
     listed: list[str] = field(default_factory=list)  # names that `__all__` promises
@@ -280,11 +325,13 @@ class _Splitter:
         self.tree = tree
         self.imports = imports_of(tree)
         self.bound = Counter(_bound_names(tree))
+        self.foreign = {name for name in _modules_of_python(tree) if self.bound[name] == 1}
         self.lazy = Import("__future__.annotations", 0) in self.imports
         self.body_parts: dict[str, list[str]] = {}
         self.names: dict[str, str] = {}
         self.mentions: dict[str, set[str]] = {CORE: set()}
         self.wild: set[str] = set()
+        self.wild_beyond_self: set[str] = set()
         self.shared: dict[str, Shared] = {}
 
     def blocks(self) -> Blocks:
@@ -297,6 +344,7 @@ class _Splitter:
             bodies={name: digest("\n".join(parts)) for name, parts in self.body_parts.items()},
             mentions={name: sorted(words) for name, words in self.mentions.items()},
             wild=sorted(self.wild),
+            wild_self=sorted(self.wild - self.wild_beyond_self),
             shared=self.shared,
             imports=self.imports,
             listed=sorted(listed_names(self.tree)),
@@ -328,7 +376,7 @@ class _Splitter:
 
     def _note_shared(self, function: Function, qualname: str) -> None:
         written = written_globals(function)
-        decorators = {_last_name(each) for each in function.decorator_list}
+        decorators = {_last_name(each) for each in function.decorator_list if not _is_mark(each)}
         if decorators - _PLAIN - _CACHES:
             self.shared[qualname] = Shared(None)
         elif decorators & _CACHES or written:
@@ -348,10 +396,12 @@ class _Splitter:
         return kept
 
     def _mention(self, qualname: str, nodes: list[Any]) -> None:
-        found = mentions_of(nodes, at_import=qualname == CORE)
+        found = mentions_of(nodes, at_import=qualname == CORE, foreign=self.foreign)
         self.mentions.setdefault(qualname, set()).update(found.words)
         if found.wild:
             self.wild.add(qualname)
+        if found.wild and not found.wild_self:
+            self.wild_beyond_self.add(qualname)
 
 
 def _nested_statements(statement: ast.stmt) -> list[list[ast.stmt]]:
@@ -412,6 +462,12 @@ def _is_number(node: ast.expr) -> bool:
     return (isinstance(node, ast.Constant) and isinstance(node.value, int | float)) or (
         isinstance(node, ast.BinOp) and _is_literal(node)
     )
+
+
+def _is_mark(node: ast.expr) -> bool:
+    """Whether a decorator is `@pytest.mark.NAME`, with arguments or without: a note beside a function that runs as it is."""
+    target = node.func if isinstance(node, ast.Call) else node
+    return isinstance(target, ast.Attribute) and _last_name(target.value) == "mark"
 
 
 def _last_name(node: ast.expr) -> str:

@@ -19,7 +19,7 @@ from surefoot_harness.affected.tree import ABSENT, Graph, Tree
 from surefoot_harness.errors import StateError
 from surefoot_harness.files import make_unseen, read_json, write_atomic
 
-FORMAT = 1
+FORMAT = 2
 NAME = ".surefoot/affected.json"
 
 
@@ -206,7 +206,8 @@ class ProjectView:
         self._closures: dict[frozenset[str], frozenset[str]] = {}
         self._speakers: dict[str, set[Block]] | None = None
         self._wild: set[Block] = set()
-        self._answers: dict[tuple[str, ...], set[Block]] = {}
+        self._wild_self: set[Block] = set()
+        self._answers: dict[tuple[bool, tuple[str, ...]], set[Block]] = {}
         self._mentioned: dict[Block, frozenset[str]] = {}
         self._importers: dict[str, set[Block]] | None = None
         self._keys: dict[tuple[str, str, str], Dependency] = {}
@@ -252,13 +253,18 @@ class ProjectView:
         return self._closures[wanted]
 
     # -- mentions -------------------------------------------------------------------
-    def speakers(self, names: Iterable[str]) -> set[Block]:
-        """Blocks that mention one of `names`, and those that compute names and so may mention any."""
+    def speakers(self, names: Iterable[str], *, attributes: bool = True) -> set[Block]:
+        """Blocks that mention one of `names`, and those that compute names and so may mention any.
+
+        Args:
+            attributes: whether one of them may be an attribute of a class; else who computes names of `self` is none.
+        """
         wanted = tuple(names)
-        if wanted not in self._answers:
+        if (attributes, wanted) not in self._answers:
             index = self._index()
-            self._answers[wanted] = self._wild.union(*(index.get(name, set()) for name in wanted))
-        return self._answers[wanted]
+            wild = self._wild if attributes else self._wild - self._wild_self
+            self._answers[attributes, wanted] = wild.union(*(index.get(name, set()) for name in wanted))
+        return self._answers[attributes, wanted]
 
     def importers(self, name: str) -> set[Block]:
         """Files that import `name` from somewhere or promise it in `__all__`: they break when it goes."""
@@ -278,6 +284,7 @@ class ProjectView:
                 for word in words:
                     index[word].add((path, name))
             self._wild.update((path, name) for name in blocks.wild)
+            self._wild_self.update((path, name) for name in blocks.wild_self)
         self._speakers = dict(index)
         return self._speakers
 

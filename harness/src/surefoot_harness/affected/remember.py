@@ -107,13 +107,15 @@ class StateBuilder:
         self._note_edges(seen)
 
     def _read_early(self) -> set[Block]:
-        """What importing files may have run before anybody looked: judged by the names that they mention."""
+        """What importing files may have run before anybody looked: judged by the names that they mention.
+
+        Only what was imported by then can have run: the code of other files was not there yet.
+        """
         blocks = self.view.tree.blocks
-        files = self.view.closure(self.outside.early)
-        bodies = {(path, name) for path in files for name in blocks[path].bodies}
+        files = self.outside.early & blocks.keys()
         found: set[Block] = set()
-        called = Called(bodies)
-        for path in self.outside.early & blocks.keys():
+        called = Called((path, name) for path in files for name in blocks[path].bodies)
+        for path in files:
             if (path, CORE) not in self.outside.evidence.blocks:
                 found |= self.view.within((path, CORE), called, dunders=False)
         return found
@@ -244,7 +246,10 @@ class StateBuilder:
     def _profit(self, giver: Block) -> set[Block] | None:
         path, name = giver
         shared = self.view.tree.blocks[path].shared.get(name) if path in self.view.tree.blocks else None
-        return None if shared is None or shared.names is None else self.view.speakers(shared.names)
+        if shared is None or shared.names is None:
+            return None
+        of_module = shared.names == [name]  # a function that remembers, and nothing else
+        return self.view.speakers(shared.names, attributes=not of_module)
 
 
 # -- What a session leaves behind, as one value that can travel: from an xdist worker to the controller as text
