@@ -465,7 +465,7 @@ def _is_number(node: ast.expr) -> bool:
 
 
 def _is_mark(node: ast.expr) -> bool:
-    """Whether a decorator is `@pytest.mark.NAME`, with arguments or without: a note beside a function that runs as it is."""
+    """Whether a decorator is `@pytest.mark.NAME`, with arguments or without: a note beside a function, no wrapper."""
     target = node.func if isinstance(node, ast.Call) else node
     return isinstance(target, ast.Attribute) and _last_name(target.value) == "mark"
 
