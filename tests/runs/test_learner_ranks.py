@@ -33,10 +33,11 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    """Of the last checkpoint."""
+    """Of the last checkpoint: those of the model, or of its adapter."""
     folders = (run / "checkpoints").glob("step_*")
     newest = max(folders, key=lambda path: int(path.name.removeprefix("step_")))
-    return dict(load_file(newest / "model.safetensors"))
+    whole = newest / "model.safetensors"
+    return dict(load_file(whole if whole.exists() else newest / "adapter_model.safetensors"))
 
 
 def ranks_of(run: Path) -> list[int]:
@@ -45,17 +46,24 @@ def ranks_of(run: Path) -> list[int]:
     return [int(pid) for pid in re.findall(r"begins as process (\d+)", log.read_text())] if log.exists() else []
 
 
-def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path) -> None:
-    one = surefoot("train", *WORDS, "max_steps=4", cwd=tmp_path, run="one")
-    more = (
-        "runtime.learner_ranks=2",
-        "gradient_checkpointing=true",
-    )  # computed again from gathered weights: no other number
-    two = surefoot("train", *WORDS, "max_steps=4", *more, cwd=tmp_path, run="two")
-    assert (one.code, two.code) == (0, 0), two.out + two.err
+MODES: dict[str, tuple[str, ...]] = {
+    "every_weight": (),
+    "adapter": ("lora.rank=4", "learning_rate=1e-3"),
+}
+"""What differs between the runs that are compared on one and on two ranks."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path, mode: str) -> None:
+    words = (*WORDS, "max_steps=4", *MODES[mode])
+    one = surefoot("train", *words, cwd=tmp_path, run="one")
+    more = ("runtime.learner_ranks=2", "gradient_checkpointing=true")  # computed again from gathered weights
+    two = surefoot("train", *words, *more, cwd=tmp_path, run="two")
+    assert (one.code, two.code) == (0, 0), one.err + two.out + two.err
     assert len(ranks_of(tmp_path / "two")) == 1
     assert not ranks_of(tmp_path / "one")
     names = ("loss", "grad_norm", "reward", "kl", "trained_tokens", "sequences/mean_length", "learning_rate")
+    names += ("updates/changed_share", "updates/published_share")
     rows = [[{n: r[n] for n in names if n in r} for r in metrics(tmp_path / run) if "grad_norm" in r] for run in ("one", "two")]  # fmt: skip
     assert len(rows[0]) == len(rows[1]) >= 4
     for first, second in zip(*rows, strict=True):
@@ -74,8 +82,8 @@ def test_what_was_never_cut_over_ranks_is_refused_by_name_in_a_dry_run_too(tmp_p
         ran = surefoot("train", *WORDS, "model=gemma", "tasks=builtin:sums", ranks, *dry, cwd=tmp_path)
         assert ran.code == 4, ran.out + ran.err
         assert "were never cut over ranks here" in ran.err
-    for word in ("optim=sgd", "optim=adamw_8bit", "lora.rank=4", "dtype=bfloat16", "runtime.kind=ray"):
-        ran = surefoot("train", *WORDS, ranks, word, "--dry-run", cwd=tmp_path)
+    for word in ("optim=sgd", "optim=adamw_8bit", "quantization=nf4", "dtype=bfloat16", "runtime.kind=ray"):
+        ran = surefoot("train", *WORDS, ranks, word, "lora.rank=4", "--dry-run", cwd=tmp_path)
         assert ran.code == 2, ran.out + ran.err
         assert "runtime.learner_ranks = 2 with " + word.partition("=")[0] in ran.err, ran.err
 
@@ -107,11 +115,19 @@ class Under:
         return self.process.returncode, said
 
 
+KILLED, STOPPED = (signal.SIGKILL, "rank 1 was ended by SIGKILL"), (signal.SIGSTOP, "rank 1 gave no sign for")
+
+
 @pytest.mark.parametrize(
-    ("number", "told"), [(signal.SIGKILL, "rank 1 was ended by SIGKILL"), (signal.SIGSTOP, "rank 1 gave no sign for")], ids=["killed", "stopped"]
-)  # fmt: skip
-def test_a_lost_rank_ends_the_group_and_the_run_goes_on_to_the_same_end(tmp_path: Path, number: int, told: str) -> None:
-    words = ("max_steps=8", "save_steps=2", *(("stall_timeout_s=60",) if number == signal.SIGSTOP else ()))
+    ("number", "told", "mode"),
+    [(*KILLED, "every_weight"), (*STOPPED, "every_weight"), (*KILLED, "adapter")],
+    ids=["killed", "stopped", "killed_adapter"],
+)
+def test_a_lost_rank_ends_the_group_and_the_run_goes_on_to_the_same_end(
+    tmp_path: Path, number: int, told: str, mode: str
+) -> None:
+    words = ("max_steps=8", "save_steps=2", *MODES[mode])
+    words += ("stall_timeout_s=60",) if number == signal.SIGSTOP else ()
     whole = surefoot("train", *WORDS, "runtime.learner_ranks=2", *words, cwd=tmp_path, run="whole")
     assert whole.code == 0, whole.out + whole.err
     run = Under(tmp_path, *words)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
+from surefoot.learner.lora import Adapter, LoraSettings
+from surefoot.learner.precision import split_precision
 from surefoot.learner.sharding import OneRank
 from surefoot.maths.losses import LossSettings
 from surefoot.records import TrainSample
@@ -19,13 +21,19 @@ SampleGroups = Callable[..., list[TrainSample]]
 """What the fixture `sampled_groups` is."""
 
 
-def make(net: Any, loss: LossSettings | None = None, *, ranks: OneRank | None = None, **changes: Any) -> GRPOLearner:
-    """A learner of a copy of this net; of a part of it, on several ranks."""
+def make(
+    net: Any, loss: LossSettings | None = None, *, ranks: OneRank | None = None, lora: LoraSettings | None = None,
+    dtype: torch.dtype = torch.float32, **changes: Any,
+) -> GRPOLearner:  # fmt: skip
+    """A learner of a copy of this net, with an adapter where that is asked for; of a part of it, on several ranks."""
     settings = LearnerSettings(
         loss=loss or LossSettings(), learning_rate=1e-2, max_steps=10, max_completion_length=9, temperature=1.0,
         pad_token_id=0,
     )  # fmt: skip
-    return GRPOLearner(copy.deepcopy(net), dataclasses.replace(settings, **changes), ranks=ranks)
+    net = copy.deepcopy(net)
+    masters = split_precision(net, dtype)
+    adapter = None if lora is None else Adapter(net, lora, masters)
+    return GRPOLearner(net, dataclasses.replace(settings, **changes), masters=masters, adapter=adapter, ranks=ranks)
 
 
 def parameters(learner: GRPOLearner) -> dict[str, Tensor]:

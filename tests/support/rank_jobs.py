@@ -9,12 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from checkpoint_kit import make_tokenizer
 from learner_kit import make
 from transformers import AutoModelForCausalLM
 
-from surefoot.learner import grpo, sharding
+from surefoot.errors import InvariantError
+from surefoot.learner import grpo, lora, sharding, tensor_file
+from surefoot.learner.lora import LoraSettings
 from surefoot.learner.sharding import OneRank, RankGroup, deal
 from surefoot.learner.tensor_file import whole, write_tensors
 from surefoot.maths.losses import LossSettings
@@ -38,8 +41,24 @@ def learner_of(folder: Path, ranks: OneRank | None, **changes: Any) -> Any:
     for parameter in net.parameters():
         parameter.requires_grad_(True)
     facts = json.loads((folder / "settings.json").read_text()) if (folder / "settings.json").exists() else {}
-    loss = LossSettings(**facts.pop("loss", {}))
-    return make(net, loss, ranks=ranks, **(facts | changes))
+    loss, named = LossSettings(**facts.pop("loss", {})), facts.pop("lora", None)
+    numbers = None
+    if named is not None:
+        numbers = LoraSettings(**{name: tuple(v) if isinstance(v, list) else v for name, v in named.items()})
+    learner = make(net, loss, ranks=ranks, lora=numbers, **(facts | changes))
+    if numbers is not None:
+        _move_adapter(learner)
+    return learner
+
+
+def _move_adapter(learner: Any) -> None:
+    """As if it had been trained before: while its second halves are 0, the first ones have no gradient."""
+    draw = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, value in sorted(learner.adapter.tensors().items()):
+            if "lora_B" in name:
+                learner.ranks.put(value, 0.02 * torch.randn(value.shape, generator=draw))
+    learner.adapter.restored()
 
 
 def do(job: str, folder: Path, ranks: OneRank | None) -> None:
@@ -51,7 +70,7 @@ def do(job: str, folder: Path, ranks: OneRank | None) -> None:
 
 
 def step(folder: Path, ranks: OneRank | None, tag: str) -> None:
-    """Two passes; the gradient of the first, clipped, and weights, statistics, scores and facts after each."""
+    """Two passes; the first's gradient, clipped, what is trained and published, and statistics, scores and facts."""
     learner, samples = learner_of(folder, ranks), read_samples(folder)
     gradients: dict[str, Any] = {}
     real = learner._step
@@ -73,8 +92,10 @@ def step(folder: Path, ranks: OneRank | None, tag: str) -> None:
         scores[f"{iteration}"] = torch.tensor([value for row in found for value in row])
     weights = {name: value.detach().clone() for name, value in learner.weights().items()}
     old = {f"{group}/{i}": row for (group, i), row in learner._old.items()}
+    trained = {name: whole(value.detach()) for name, value in learner.wholes().items()}
     if learner.ranks.index == 0:
-        for what, tensors in (("gradients", gradients), ("weights", weights), ("old", old), ("scores", scores)):
+        named = {"gradients": gradients, "weights": weights, "old": old, "scores": scores, "trained": trained}
+        for what, tensors in named.items():
             write_tensors(folder / f"{what}-{tag}.safetensors", tensors)
         (folder / f"reports-{tag}.json").write_text(json.dumps([reports, asdict(learner.facts)], default=list))
 
@@ -86,14 +107,18 @@ def save(folder: Path, ranks: OneRank | None, tag: str) -> None:
     for iteration in range(2):
         learner.learn(samples, iteration=iteration)
     learner.save(folder / f"saved-{tag}" / "step_2", step=2, extra={"note": "x"})
+    weights = learner.published()[0]
+    if learner.ranks.index == 0:
+        write_tensors(folder / f"published-{tag}.safetensors", weights)
     _third_pass(learner, samples, folder / f"ended-{tag}.safetensors")
 
 
 def _third_pass(learner: Any, samples: list[TrainSample], path: Path) -> None:
     learner.learn(samples, iteration=2)
     weights = {name: value.detach().clone() for name, value in learner.weights().items()}
+    trained = {f"trained/{name}": whole(value.detach()) for name, value in learner.wholes().items()}
     if learner.ranks.index == 0:
-        write_tensors(path, weights)
+        write_tensors(path, weights | trained)
 
 
 def resume(folder: Path, ranks: OneRank | None, tag: str) -> None:
@@ -104,6 +129,18 @@ def resume(folder: Path, ranks: OneRank | None, tag: str) -> None:
         learner.learn(samples)
         assert learner.load(saved / "step_2") == {"note": "x"}
         _third_pass(learner, samples, folder / f"{saved.name}-on-{tag}.safetensors")
+
+
+def moved(folder: Path, ranks: OneRank | None, tag: str) -> None:
+    """One entry of the last rank's part of the frozen base is changed: every rank refuses to go on, by its name."""
+    learner, samples = learner_of(folder, ranks), read_samples(folder)
+    learner.learn(samples)
+    if learner.ranks.index == learner.ranks.size - 1:
+        learner.adapter._frozen["model.layers.1.mlp.down_proj.base_layer.weight"][-1, -1] += 1.0
+    learner.tokenizer = make_tokenizer()
+    with pytest.raises(InvariantError, match=r"1 tensors of the frozen base have changed, first model\.layers\.1"):
+        learner.save(folder / f"saved-{tag}" / "step_1", step=1, extra={})
+    (folder / f"refused-{tag}-{learner.ranks.index}").touch()
 
 
 def still(folder: Path, ranks: OneRank | None, tag: str) -> None:
@@ -146,7 +183,7 @@ def publish(folder: Path, ranks: OneRank | None, tag: str) -> None:
 
 JOBS: dict[str, Callable[[Path, OneRank | None, str], None]] = {
     "step": step, "save": save, "resume": resume, "still": still,
-    "publish": publish,
+    "publish": publish, "moved": moved,
 }  # fmt: skip
 
 
@@ -232,7 +269,49 @@ def _own_moments() -> None:
     RankGroup.part = lambda self, value: value[: len(real(self, value))] if value.dim() else value  # type: ignore[method-assign]
 
 
+def _not_gathered() -> None:
+    """A checkpoint has rank 0's rows, and zeros where those of the others belong."""
+    real = tensor_file.whole
+
+    def whole_of(tensor: Any) -> Any:
+        found = real(tensor)
+        if found is not tensor and found.dim():
+            found[-(-len(found) // tensor.device_mesh.size()) :] = 0
+        return found
+
+    tensor_file.whole = whole_of
+
+
+def _merged_alone() -> None:
+    """Rank 0 merges its rows, and the others' rows of the base arrive without their adapter."""
+    real = RankGroup.as_whole
+
+    def as_whole(self: Any, part: Any, like: Any) -> Any:
+        return real(self, part if self.index == 0 or like.requires_grad else like.to_local(), like)
+
+    RankGroup.as_whole = as_whole  # type: ignore[method-assign]
+
+
+def _other_order() -> None:
+    """Rows are put together in another order than they were cut in."""
+    real = lora.whole
+    lora.whole = lambda tensor: real(tensor).flip(0)  # type: ignore[attr-defined]
+
+
+def _another_base() -> None:
+    """Rank 1 has read another file."""
+    real = RankGroup.shard
+
+    def shard(self: Any, net: Any, *args: Any) -> None:
+        real(self, net, *args)
+        self.exchange = lambda told: RankGroup.exchange(self, f"{told}{self.index}")
+
+    RankGroup.shard = shard  # type: ignore[method-assign]
+
+
 BUGS: dict[str, Callable[[], None]] = {
+    "not_gathered": _not_gathered, "merged_alone": _merged_alone, "other_order": _other_order,
+    "another_base": _another_base,
     "local_denominators": _local_denominators, "own_norm": _own_norm, "dropped": _dropped_samples,
     "dropped_unseen": _dropped_unseen, "averaged": _averaged, "counted_twice": _counted_twice,
     "root_left_whole": _root_left_whole, "first_rows": _own_moments,

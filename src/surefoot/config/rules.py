@@ -375,7 +375,9 @@ def _rank_problems(config: Config) -> Iterator[str]:
         'engine.kind = "vllm": both want the one process group of this process; use "embedded"': (
             config.engine.kind == "vllm"
         ),
-        "lora.rank: an adapter is trained on one rank; leave one of the two out": config.lora.rank is not None,
+        f'quantization = "{config.quantization}": packed weights are not cut; leave one of the two out': (
+            config.quantization != "none"
+        ),
         'dtype = "bfloat16": shards are float32; use dtype = "float32"': config.dtype != "float32",
         f'optim = "{config.optim}": what it remembers is not cut; use optim = "adamw"': config.optim != "adamw",
         "alpha_sdpo or beta_replay: these losses are computed on one rank; leave one of the two out": (

@@ -119,6 +119,8 @@ class GRPOLearner:
         for each in (net, self.reference):
             if each is not None:
                 self.ranks.shard(each)
+        if adapter is not None and self.ranks.size > 1:
+            adapter.share(self.ranks)
         self.checked_tokens = 0
         self.changed_entries = 0
         """Parameter entries that optimiser steps changed, summed over the steps of the run."""
@@ -203,7 +205,10 @@ class GRPOLearner:
 
     def wholes(self) -> dict[str, Tensor]:
         """What is trained, as a checkpoint holds it: whole tensors, gathered only when somebody reads them."""
-        return self.trained() if self.ranks.size == 1 else dict(self.net.named_parameters())
+        trained = self.trained()
+        if self.ranks.size == 1:
+            return trained
+        return {name: p for name, p in self.net.named_parameters() if name in trained}
 
     def forget_gradients(self) -> None:
         """Gradients of what is trained, and any that an interrupted backward pass left on its way there."""
@@ -235,7 +240,8 @@ class GRPOLearner:
         moving = [s for s in samples if self._moves(s)]
         notes: list[tuple[str, str]] = []
         if self._tokens == 0:  # once, so that a step is cut as the one before
-            self._tokens, self.recomputes = plan_step(self, samples)
+            self._tokens, recomputes = plan_step(self, samples)
+            [self.recomputes] = self.ranks.any_each([recomputes])  # each rank has its own free memory
         while (report := self._attempt(samples, moving, iteration)) is None:
             notes.append(self._split(moving or samples))
         if not report.applied:

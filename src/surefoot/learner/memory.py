@@ -95,7 +95,7 @@ def work_of(learner: GRPOLearner, samples: Sequence[TrainSample]) -> Work:
         siblings=max(1, len(samples) // groups), prompt=max((len(s.prompt_ids) for s in samples), default=1),
         completion=settings.max_completion_length,
         microbatch_size=settings.microbatch_size, optim=settings.optim, reference=learner.reference is not None,
-        adapter=None if adapter is None else sum(p.numel() for p in adapter.trained.values()),
+        adapter=None if adapter is None else sum(p.numel() for p in learner.wholes().values()),
         fused=learner.fused, engine_copies=0,
     )  # fmt: skip
 

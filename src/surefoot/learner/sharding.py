@@ -103,6 +103,10 @@ class OneRank:
         """This rank's part of a whole tensor."""
         return value
 
+    def here(self, tensor: Tensor) -> Tensor:
+        """What of a network's tensor this rank holds, in its very memory."""
+        return tensor
+
     def put(self, target: Tensor, value: Tensor) -> None:
         """Put a whole tensor's numbers into the memory of this one."""
         target.copy_(value)
@@ -137,7 +141,9 @@ class RankGroup(OneRank):
             module.set_force_sum_reduction_for_comms(True)
         setattr(net, SHARDED_ENTRY, partial(score_here, net))
         register_fsdp_forward_method(net, SHARDED_ENTRY)
-        self._own[id(net)] = {name: _local(p).detach().requires_grad_(True) for name, p in net.named_parameters()}
+        self._own[id(net)] = {
+            name: _local(p).detach().requires_grad_(p.requires_grad) for name, p in net.named_parameters()
+        }
 
     def own(self, net: Any) -> Named:
         """This rank's part of every parameter, as plain tensors in the very memory of the shards."""
@@ -171,6 +177,12 @@ class RankGroup(OneRank):
             return value
         rows = -(-len(value) // self.size)
         return value[min(self.index * rows, len(value)) : min((self.index + 1) * rows, len(value))]
+
+    def here(self, tensor: Tensor) -> Tensor:
+        """Its shard; of a tensor that is not cut, the tensor."""
+        from torch.distributed.tensor import DTensor
+
+        return _local(tensor) if isinstance(tensor, DTensor) else tensor
 
     def put(self, target: Tensor, value: Tensor) -> None:
         """Put this rank's rows of a whole tensor into its shard."""

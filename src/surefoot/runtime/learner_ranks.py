@@ -297,7 +297,7 @@ class LedLearner:
     """`protocols.Learner` on several ranks: every call is one of all of them."""
 
     adapter: Adapter | None = None
-    """None: the config refuses one on several ranks."""
+    """None: an adapter is handed over to answer with it, and then one process answers."""
 
     def __init__(self, own: GRPOLearner, ranks: FollowerRanks) -> None:
         self.own, self.ranks = own, ranks
