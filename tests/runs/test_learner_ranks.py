@@ -49,13 +49,20 @@ def ranks_of(run: Path) -> list[int]:
 MODES: dict[str, tuple[str, ...]] = {
     "every_weight": (),
     "adapter": ("lora.rank=4", "learning_rate=1e-3"),
+    "channels": ("alpha_sdpo=0.3", "beta_replay=0.2", "replay_pairs=pairs.jsonl"),
+    "sgd": ("optim=sgd", "learning_rate=0.05"),
 }
+LOW = ("dtype=bfloat16",)
 """What differs between the runs that are compared on one and on two ranks."""
+PAIRS = "".join(
+    json.dumps({"prompt": f"{n} + {n} =", "chosen": str(2 * n), "rejected": str(3 * n)}) + "\n" for n in range(1, 5)
+)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path, mode: str) -> None:
     words = (*WORDS, "max_steps=4", *MODES[mode])
+    (tmp_path / "pairs.jsonl").write_text(PAIRS)
     one = surefoot("train", *words, cwd=tmp_path, run="one")
     more = ("runtime.learner_ranks=2", "gradient_checkpointing=true")  # computed again from gathered weights
     two = surefoot("train", *words, *more, cwd=tmp_path, run="two")
@@ -63,7 +70,7 @@ def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path, mode: str) -> None
     assert len(ranks_of(tmp_path / "two")) == 1
     assert not ranks_of(tmp_path / "one")
     names = ("loss", "grad_norm", "reward", "kl", "trained_tokens", "sequences/mean_length", "learning_rate")
-    names += ("updates/changed_share", "updates/published_share")
+    names += ("updates/changed_share", "updates/published_share", "sdpo/loss", "replay/loss", "sdpo/live_fraction")
     rows = [[{n: r[n] for n in names if n in r} for r in metrics(tmp_path / run) if "grad_norm" in r] for run in ("one", "two")]  # fmt: skip
     assert len(rows[0]) == len(rows[1]) >= 4
     for first, second in zip(*rows, strict=True):
@@ -75,6 +82,23 @@ def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path, mode: str) -> None
     assert surefoot("eval", str(tmp_path / "two"), cwd=tmp_path, run="").code == 0, "one process answers"
 
 
+@pytest.mark.usefixtures("bfloat16_products")
+def test_a_run_in_bfloat16_on_two_ranks_trains_float32_masters(tmp_path: Path) -> None:
+    one = surefoot("train", *WORDS, *LOW, "max_steps=2", cwd=tmp_path, run="one")
+    two = surefoot("train", *WORDS, *LOW, "max_steps=2", "runtime.learner_ranks=2", cwd=tmp_path, run="two")
+    assert (one.code, two.code) == (0, 0), one.err + two.out + two.err
+    rows = [[row for row in metrics(tmp_path / run) if "grad_norm" in row] for run in ("one", "two")]
+    for first, second in zip(*rows, strict=True):  # of one sampling: products of other shapes are rounded otherwise
+        assert second["grad_norm"] == pytest.approx(first["grad_norm"], rel=0.02)
+        assert second["reward"] == first["reward"]
+        assert second["loss"] == pytest.approx(first["loss"], abs=1e-3)
+    saved = next((tmp_path / "two/checkpoints").glob("step_2"))
+    computed, masters = load_file(saved / "model.safetensors"), load_file(saved / "training/masters.safetensors")
+    assert computed.keys() == masters.keys()
+    assert all(torch.equal(computed[name], masters[name].bfloat16()) for name in masters)
+    assert any(not torch.equal(computed[name].float(), masters[name]) for name in masters), "they say more"
+
+
 def test_what_was_never_cut_over_ranks_is_refused_by_name_in_a_dry_run_too(tmp_path: Path) -> None:
     save_family("gemma2", tmp_path / "gemma")
     ranks = "runtime.learner_ranks=2"
@@ -82,7 +106,7 @@ def test_what_was_never_cut_over_ranks_is_refused_by_name_in_a_dry_run_too(tmp_p
         ran = surefoot("train", *WORDS, "model=gemma", "tasks=builtin:sums", ranks, *dry, cwd=tmp_path)
         assert ran.code == 4, ran.out + ran.err
         assert "were never cut over ranks here" in ran.err
-    for word in ("optim=sgd", "optim=adamw_8bit", "quantization=nf4", "dtype=bfloat16", "runtime.kind=ray"):
+    for word in ("optim=adamw_8bit", "quantization=nf4", "runtime.kind=ray"):
         ran = surefoot("train", *WORDS, ranks, word, "lora.rank=4", "--dry-run", cwd=tmp_path)
         assert ran.code == 2, ran.out + ran.err
         assert "runtime.learner_ranks = 2 with " + word.partition("=")[0] in ran.err, ran.err
@@ -120,13 +144,16 @@ KILLED, STOPPED = (signal.SIGKILL, "rank 1 was ended by SIGKILL"), (signal.SIGST
 
 @pytest.mark.parametrize(
     ("number", "told", "mode"),
-    [(*KILLED, "every_weight"), (*STOPPED, "every_weight"), (*KILLED, "adapter")],
-    ids=["killed", "stopped", "killed_adapter"],
+    [(*KILLED, ()), (*STOPPED, ()), (*KILLED, MODES["adapter"]), (*KILLED, LOW), (*KILLED, MODES["channels"])],
+    ids=["killed", "stopped", "killed_adapter", "killed_bfloat16", "killed_channels"],
 )
 def test_a_lost_rank_ends_the_group_and_the_run_goes_on_to_the_same_end(
-    tmp_path: Path, number: int, told: str, mode: str
+    tmp_path: Path, number: int, told: str, mode: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
-    words = ("max_steps=8", "save_steps=2", *MODES[mode])
+    if mode == LOW:
+        request.getfixturevalue("bfloat16_products")
+    (tmp_path / "pairs.jsonl").write_text(PAIRS)
+    words = ("max_steps=8", "save_steps=2", *mode)
     words += ("stall_timeout_s=60",) if number == signal.SIGSTOP else ()
     whole = surefoot("train", *WORDS, "runtime.learner_ranks=2", *words, cwd=tmp_path, run="whole")
     assert whole.code == 0, whole.out + whole.err

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.learner.auxiliary_losses import AuxiliaryLosses
 from surefoot.learner.grpo import GRPOLearner, LearnerSettings
 from surefoot.learner.lora import Adapter, LoraSettings
 from surefoot.learner.precision import split_precision
@@ -23,17 +24,23 @@ SampleGroups = Callable[..., list[TrainSample]]
 
 def make(
     net: Any, loss: LossSettings | None = None, *, ranks: OneRank | None = None, lora: LoraSettings | None = None,
-    dtype: torch.dtype = torch.float32, **changes: Any,
+    dtype: torch.dtype = torch.float32, channels: Callable[[Any], AuxiliaryLosses] | None = None, **changes: Any,
 ) -> GRPOLearner:  # fmt: skip
-    """A learner of a copy of this net, with an adapter where that is asked for; of a part of it, on several ranks."""
+    """A learner of a copy of this net, with an adapter where that is asked for; of a part of it, on several ranks.
+
+    Args:
+        channels: the losses beside the policy's, of the net as it is whole.
+    """
     settings = LearnerSettings(
         loss=loss or LossSettings(), learning_rate=1e-2, max_steps=10, max_completion_length=9, temperature=1.0,
         pad_token_id=0,
     )  # fmt: skip
     net = copy.deepcopy(net)
     masters = split_precision(net, dtype)
+    beside = None if channels is None else channels(net)
     adapter = None if lora is None else Adapter(net, lora, masters)
-    return GRPOLearner(net, dataclasses.replace(settings, **changes), masters=masters, adapter=adapter, ranks=ranks)
+    numbers = dataclasses.replace(settings, **changes)
+    return GRPOLearner(net, numbers, beside, masters=masters, adapter=adapter, ranks=ranks)
 
 
 def parameters(learner: GRPOLearner) -> dict[str, Tensor]:
