@@ -115,10 +115,22 @@ def test_what_was_never_cut_over_ranks_is_refused_by_name_in_a_dry_run_too(tmp_p
 class Under:
     """A run under way, in an interpreter of its own."""
 
-    def __init__(self, folder: Path, *words: str, path: Path | None = None) -> None:
-        self.run = folder / "run"
-        entry = [sys.executable, "-m", "surefoot", "train", *WORDS, "runtime.learner_ranks=2", *words, "output_dir=run"]
+    def __init__(
+        self, folder: Path, *words: str, path: Path | None = None, output: str = "run", **variables: str
+    ) -> None:
+        self.run = folder / output
+        entry = [
+            sys.executable,
+            "-m",
+            "surefoot",
+            "train",
+            *WORDS,
+            "runtime.learner_ranks=2",
+            *words,
+            f"output_dir={output}",
+        ]
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", **({"PYTHONPATH": str(path)} if path else {})}
+        environ |= variables
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             entry, cwd=folder, env=environ, stdout=pipe, stderr=subprocess.STDOUT, text=True
@@ -216,8 +228,10 @@ def test_a_rank_that_goes_its_own_way_ends_the_run_by_name(
     assert not any(is_alive(each) for each in ranks_of(run.run))
 
 
-def test_ranks_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
-    run = Under(tmp_path, "max_steps=50")
+def test_ranks_end_with_a_driver_that_is_killed_and_the_next_run_clears_up_behind_it(tmp_path: Path) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    run = Under(tmp_path, "max_steps=50", TMPDIR=str(place))
     (pid,) = run.at_step(1)
     run.process.kill()
     run.end()
@@ -225,6 +239,10 @@ def test_ranks_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
     while is_alive(pid):
         assert time.monotonic() < until, "an orphan"
         time.sleep(0.05)
+    assert len(list(place.glob("surefoot-ranks-*"))) == 1, "nobody was there to remove it"
+    code, said = Under(tmp_path, "max_steps=2", TMPDIR=str(place), output="next").end()
+    assert code == 0, said
+    assert not list(place.glob("surefoot-ranks-*"))
 
 
 pytestmark = pytest.mark.nightly

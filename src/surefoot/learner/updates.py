@@ -171,7 +171,8 @@ class CountedStep:
         now, new = self._views(piece, params[0].dtype, 1)
         torch._foreach_copy_(kept, params)
         self.optimiser.step()
-        self._count_rounded(piece, params, kept)
+        if self.rounds is not None:
+            self._count_rounded(piece, self.rounds, params, kept)
         torch._foreach_copy_(now, params)
         changed, due = self._buffers[torch.bool, piece.device][:, : piece.entries]
         torch.ne(flat, new, out=changed)
@@ -202,7 +203,8 @@ class CountedStep:
         for p, old in zip(params, kept, strict=True):
             old.copy_(p.detach())
         self.optimiser.step()
-        self._count_rounded(piece, [p.detach() for p in params], kept)
+        if self.rounds is not None:
+            self._count_rounded(piece, self.rounds, [p.detach() for p in params], kept)
         for p, old, new in zip(params, kept, is_new, strict=True):
             torch.ne(p.detach(), old, out=new)
         self._counts["changed"].append(_count(all_new))
@@ -214,12 +216,10 @@ class CountedStep:
         if self.rounds is None:
             self._counts["published"].append(self._round_down(piece, is_new, all_new))
 
-    def _count_rounded(self, piece: Piece, params: list[Tensor], kept: list[Tensor]) -> None:
+    def _count_rounded(self, piece: Piece, dtype: torch.dtype, params: list[Tensor], kept: list[Tensor]) -> None:
         """In how many entries the parameters, rounded, are another number than before; nobody keeps them rounded."""
-        if self.rounds is None:
-            return
-        before, old = self._views(piece, self.rounds)
-        now, new = self._views(piece, self.rounds, 1)
+        before, old = self._views(piece, dtype)
+        now, new = self._views(piece, dtype, 1)
         torch._foreach_copy_(before, kept)
         torch._foreach_copy_(now, params)
         differs = self._buffers[torch.bool, piece.device][0, : piece.entries]

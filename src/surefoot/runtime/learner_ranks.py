@@ -21,7 +21,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -42,7 +41,7 @@ from surefoot.system.environment import inherited
 from surefoot.system.files import APPEND, plain_descriptor
 from surefoot.system.frames import LinePipe, PipeFloodedError
 from surefoot.system.heartbeat import tick
-from surefoot.system.process import Child
+from surefoot.system.process import Child, temporary_folder
 
 if TYPE_CHECKING:
     from surefoot.learner.grpo import GRPOLearner
@@ -110,7 +109,7 @@ class FollowerRanks:
         self, size: int, config: str, base: Path, *, logs: Path, deadline_s: float, start_timeout_s: float
     ) -> None:
         self.size, self.deadline_s, self.start_timeout_s = size, deadline_s, start_timeout_s
-        self.folder = Path(tempfile.mkdtemp(prefix="surefoot-ranks-"))
+        self.folder = temporary_folder("surefoot-ranks-")
         self.store = str(self.folder / "store")
         self.logs = {index: logs / f"learner-rank-{index}.log" for index in range(1, size)}
         self.children: dict[int, Child] = {}
