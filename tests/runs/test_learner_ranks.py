@@ -33,10 +33,11 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    """Of the last checkpoint."""
+    """Of the last checkpoint: those of the model, or of its adapter."""
     folders = (run / "checkpoints").glob("step_*")
     newest = max(folders, key=lambda path: int(path.name.removeprefix("step_")))
-    return dict(load_file(newest / "model.safetensors"))
+    whole = newest / "model.safetensors"
+    return dict(load_file(whole if whole.exists() else newest / "adapter_model.safetensors"))
 
 
 def ranks_of(run: Path) -> list[int]:
@@ -45,17 +46,31 @@ def ranks_of(run: Path) -> list[int]:
     return [int(pid) for pid in re.findall(r"begins as process (\d+)", log.read_text())] if log.exists() else []
 
 
-def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path) -> None:
-    one = surefoot("train", *WORDS, "max_steps=4", cwd=tmp_path, run="one")
-    more = (
-        "runtime.learner_ranks=2",
-        "gradient_checkpointing=true",
-    )  # computed again from gathered weights: no other number
-    two = surefoot("train", *WORDS, "max_steps=4", *more, cwd=tmp_path, run="two")
-    assert (one.code, two.code) == (0, 0), two.out + two.err
+MODES: dict[str, tuple[str, ...]] = {
+    "every_weight": (),
+    "adapter": ("lora.rank=4", "learning_rate=1e-3"),
+    "channels": ("alpha_sdpo=0.3", "beta_replay=0.2", "replay_pairs=pairs.jsonl"),
+    "sgd": ("optim=sgd", "learning_rate=0.05"),
+}
+LOW = ("dtype=bfloat16",)
+"""What differs between the runs that are compared on one and on two ranks."""
+PAIRS = "".join(
+    json.dumps({"prompt": f"{n} + {n} =", "chosen": str(2 * n), "rejected": str(3 * n)}) + "\n" for n in range(1, 5)
+)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path, mode: str) -> None:
+    words = (*WORDS, "max_steps=4", *MODES[mode])
+    (tmp_path / "pairs.jsonl").write_text(PAIRS)
+    one = surefoot("train", *words, cwd=tmp_path, run="one")
+    more = ("runtime.learner_ranks=2", "gradient_checkpointing=true")  # computed again from gathered weights
+    two = surefoot("train", *words, *more, cwd=tmp_path, run="two")
+    assert (one.code, two.code) == (0, 0), one.err + two.out + two.err
     assert len(ranks_of(tmp_path / "two")) == 1
     assert not ranks_of(tmp_path / "one")
     names = ("loss", "grad_norm", "reward", "kl", "trained_tokens", "sequences/mean_length", "learning_rate")
+    names += ("updates/changed_share", "updates/published_share", "sdpo/loss", "replay/loss", "sdpo/live_fraction")
     rows = [[{n: r[n] for n in names if n in r} for r in metrics(tmp_path / run) if "grad_norm" in r] for run in ("one", "two")]  # fmt: skip
     assert len(rows[0]) == len(rows[1]) >= 4
     for first, second in zip(*rows, strict=True):
@@ -67,6 +82,23 @@ def test_a_run_on_two_ranks_is_the_run_on_one(tmp_path: Path) -> None:
     assert surefoot("eval", str(tmp_path / "two"), cwd=tmp_path, run="").code == 0, "one process answers"
 
 
+@pytest.mark.usefixtures("bfloat16_products")
+def test_a_run_in_bfloat16_on_two_ranks_trains_float32_masters(tmp_path: Path) -> None:
+    one = surefoot("train", *WORDS, *LOW, "max_steps=2", cwd=tmp_path, run="one")
+    two = surefoot("train", *WORDS, *LOW, "max_steps=2", "runtime.learner_ranks=2", cwd=tmp_path, run="two")
+    assert (one.code, two.code) == (0, 0), one.err + two.out + two.err
+    rows = [[row for row in metrics(tmp_path / run) if "grad_norm" in row] for run in ("one", "two")]
+    for first, second in zip(*rows, strict=True):  # of one sampling: products of other shapes are rounded otherwise
+        assert second["grad_norm"] == pytest.approx(first["grad_norm"], rel=0.02)
+        assert second["reward"] == first["reward"]
+        assert second["loss"] == pytest.approx(first["loss"], abs=1e-3)
+    saved = next((tmp_path / "two/checkpoints").glob("step_2"))
+    computed, masters = load_file(saved / "model.safetensors"), load_file(saved / "training/masters.safetensors")
+    assert computed.keys() == masters.keys()
+    assert all(torch.equal(computed[name], masters[name].bfloat16()) for name in masters)
+    assert any(not torch.equal(computed[name].float(), masters[name]) for name in masters), "they say more"
+
+
 def test_what_was_never_cut_over_ranks_is_refused_by_name_in_a_dry_run_too(tmp_path: Path) -> None:
     save_family("gemma2", tmp_path / "gemma")
     ranks = "runtime.learner_ranks=2"
@@ -74,8 +106,8 @@ def test_what_was_never_cut_over_ranks_is_refused_by_name_in_a_dry_run_too(tmp_p
         ran = surefoot("train", *WORDS, "model=gemma", "tasks=builtin:sums", ranks, *dry, cwd=tmp_path)
         assert ran.code == 4, ran.out + ran.err
         assert "were never cut over ranks here" in ran.err
-    for word in ("optim=sgd", "optim=adamw_8bit", "lora.rank=4", "dtype=bfloat16", "runtime.kind=ray"):
-        ran = surefoot("train", *WORDS, ranks, word, "--dry-run", cwd=tmp_path)
+    for word in ("optim=adamw_8bit", "quantization=nf4", "runtime.kind=ray"):
+        ran = surefoot("train", *WORDS, ranks, word, "lora.rank=4", "--dry-run", cwd=tmp_path)
         assert ran.code == 2, ran.out + ran.err
         assert "runtime.learner_ranks = 2 with " + word.partition("=")[0] in ran.err, ran.err
 
@@ -83,10 +115,22 @@ def test_what_was_never_cut_over_ranks_is_refused_by_name_in_a_dry_run_too(tmp_p
 class Under:
     """A run under way, in an interpreter of its own."""
 
-    def __init__(self, folder: Path, *words: str, path: Path | None = None) -> None:
-        self.run = folder / "run"
-        entry = [sys.executable, "-m", "surefoot", "train", *WORDS, "runtime.learner_ranks=2", *words, "output_dir=run"]
+    def __init__(
+        self, folder: Path, *words: str, path: Path | None = None, output: str = "run", **variables: str
+    ) -> None:
+        self.run = folder / output
+        entry = [
+            sys.executable,
+            "-m",
+            "surefoot",
+            "train",
+            *WORDS,
+            "runtime.learner_ranks=2",
+            *words,
+            f"output_dir={output}",
+        ]
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", **({"PYTHONPATH": str(path)} if path else {})}
+        environ |= variables
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             entry, cwd=folder, env=environ, stdout=pipe, stderr=subprocess.STDOUT, text=True
@@ -107,11 +151,22 @@ class Under:
         return self.process.returncode, said
 
 
+KILLED, STOPPED = (signal.SIGKILL, "rank 1 was ended by SIGKILL"), (signal.SIGSTOP, "rank 1 gave no sign for")
+
+
 @pytest.mark.parametrize(
-    ("number", "told"), [(signal.SIGKILL, "rank 1 was ended by SIGKILL"), (signal.SIGSTOP, "rank 1 gave no sign for")], ids=["killed", "stopped"]
-)  # fmt: skip
-def test_a_lost_rank_ends_the_group_and_the_run_goes_on_to_the_same_end(tmp_path: Path, number: int, told: str) -> None:
-    words = ("max_steps=8", "save_steps=2", *(("stall_timeout_s=60",) if number == signal.SIGSTOP else ()))
+    ("number", "told", "mode"),
+    [(*KILLED, ()), (*STOPPED, ()), (*KILLED, MODES["adapter"]), (*KILLED, LOW), (*KILLED, MODES["channels"])],
+    ids=["killed", "stopped", "killed_adapter", "killed_bfloat16", "killed_channels"],
+)
+def test_a_lost_rank_ends_the_group_and_the_run_goes_on_to_the_same_end(
+    tmp_path: Path, number: int, told: str, mode: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    if mode == LOW:
+        request.getfixturevalue("bfloat16_products")
+    (tmp_path / "pairs.jsonl").write_text(PAIRS)
+    words = ("max_steps=8", "save_steps=2", *mode)
+    words += ("stall_timeout_s=60",) if number == signal.SIGSTOP else ()
     whole = surefoot("train", *WORDS, "runtime.learner_ranks=2", *words, cwd=tmp_path, run="whole")
     assert whole.code == 0, whole.out + whole.err
     run = Under(tmp_path, *words)
@@ -173,8 +228,10 @@ def test_a_rank_that_goes_its_own_way_ends_the_run_by_name(
     assert not any(is_alive(each) for each in ranks_of(run.run))
 
 
-def test_ranks_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
-    run = Under(tmp_path, "max_steps=50")
+def test_ranks_end_with_a_driver_that_is_killed_and_the_next_run_clears_up_behind_it(tmp_path: Path) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    run = Under(tmp_path, "max_steps=50", TMPDIR=str(place))
     (pid,) = run.at_step(1)
     run.process.kill()
     run.end()
@@ -182,6 +239,10 @@ def test_ranks_end_with_a_driver_that_is_killed(tmp_path: Path) -> None:
     while is_alive(pid):
         assert time.monotonic() < until, "an orphan"
         time.sleep(0.05)
+    assert len(list(place.glob("surefoot-ranks-*"))) == 1, "nobody was there to remove it"
+    code, said = Under(tmp_path, "max_steps=2", TMPDIR=str(place), output="next").end()
+    assert code == 0, said
+    assert not list(place.glob("surefoot-ranks-*"))
 
 
 pytestmark = pytest.mark.nightly

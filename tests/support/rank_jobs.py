@@ -9,15 +9,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from checkpoint_kit import make_tokenizer
 from learner_kit import make
 from transformers import AutoModelForCausalLM
 
-from surefoot.learner import grpo, sharding
+from surefoot.errors import InvariantError, NumericsError
+from surefoot.learner import auxiliary_losses, grpo, lora, sharding, tensor_file
+from surefoot.learner.auxiliary_losses import AuxiliaryLossSettings, make_auxiliary_losses
+from surefoot.learner.lora import LoraSettings
 from surefoot.learner.sharding import OneRank, RankGroup, deal
 from surefoot.learner.tensor_file import whole, write_tensors
 from surefoot.maths.losses import LossSettings
+from surefoot.maths.preference import PreferencePair
 from surefoot.records import TrainSample
 
 
@@ -38,8 +43,44 @@ def learner_of(folder: Path, ranks: OneRank | None, **changes: Any) -> Any:
     for parameter in net.parameters():
         parameter.requires_grad_(True)
     facts = json.loads((folder / "settings.json").read_text()) if (folder / "settings.json").exists() else {}
-    loss = LossSettings(**facts.pop("loss", {}))
-    return make(net, loss, ranks=ranks, **(facts | changes))
+    loss, named = LossSettings(**facts.pop("loss", {})), facts.pop("lora", None)
+    numbers = None
+    if named is not None:
+        numbers = LoraSettings(**{name: tuple(v) if isinstance(v, list) else v for name, v in named.items()})
+    dtype = getattr(torch, facts.pop("dtype", "float32"))
+    channels = _channels(facts.pop("channels"), ranks) if "channels" in facts else None
+    learner = make(net, loss, ranks=ranks, lora=numbers, dtype=dtype, channels=channels, **(facts | changes))
+    if numbers is not None:
+        _move_adapter(learner)
+    return learner
+
+
+PAIRS = [
+    PreferencePair((4, 10, 11), chosen_ids=(20, 21, 2), rejected_ids=(30, 2), source="a"),
+    PreferencePair((4, 12), chosen_ids=(22, 2), rejected_ids=(31, 32, 33, 34, 2), source="b"),
+    PreferencePair((5, 13), chosen_ids=(22, 23, 24, 25, 26, 27, 2), rejected_ids=(31, 2), source="c"),
+]
+
+
+def _channels(numbers: dict[str, Any], ranks: OneRank | None) -> Callable[[Any], Any]:
+    """The losses beside the policy's; rank 0 alone can say what a teacher reads, as in a run."""
+
+    def shown(attempt: TrainSample) -> tuple[int, ...]:
+        assert ranks is None or ranks.index == 0, "the others have no tasks"
+        return (7, *attempt.completion_ids, 9, *attempt.prompt_ids)
+
+    settings = AuxiliaryLossSettings(**numbers)
+    return lambda net: make_auxiliary_losses(settings, net=net, hinted=shown, pairs=PAIRS)
+
+
+def _move_adapter(learner: Any) -> None:
+    """As if it had been trained before: while its second halves are 0, the first ones have no gradient."""
+    draw = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, value in sorted(learner.adapter.tensors().items()):
+            if "lora_B" in name:
+                learner.ranks.put(value, 0.02 * torch.randn(value.shape, generator=draw))
+    learner.adapter.restored()
 
 
 def do(job: str, folder: Path, ranks: OneRank | None) -> None:
@@ -51,9 +92,10 @@ def do(job: str, folder: Path, ranks: OneRank | None) -> None:
 
 
 def step(folder: Path, ranks: OneRank | None, tag: str) -> None:
-    """Two passes; the gradient of the first, clipped, and weights, statistics, scores and facts after each."""
+    """Two passes; the first's gradient, clipped, what is trained and published, and statistics, scores and facts."""
     learner, samples = learner_of(folder, ranks), read_samples(folder)
     gradients: dict[str, Any] = {}
+    updates: list[dict[str, int]] = []
     real = learner._step
 
     def before(rate: float, trained: Any) -> Any:
@@ -61,7 +103,9 @@ def step(folder: Path, ranks: OneRank | None, tag: str) -> None:
             wholes = learner.wholes()
             for name, p in trained.items():
                 gradients[name] = whole(learner.ranks.as_whole(p.grad, wholes[name])).clone()
-        return real(rate, trained)
+        found = real(rate, trained)
+        updates.append(asdict(found[0]))
+        return found
 
     learner._step = before
     texts = [(s.prompt_ids, s.completion_ids) for s in samples[:3]]
@@ -69,12 +113,15 @@ def step(folder: Path, ranks: OneRank | None, tag: str) -> None:
     for iteration in range(2):
         report = learner.learn(samples, iteration=iteration)
         reports.append({"metrics": dict(report.metrics), "rows": dict(report.trained_rows), "applied": report.applied})
+        reports[-1]["updates"] = updates[iteration]
         found = learner.score(texts, temperature=1.0)
         scores[f"{iteration}"] = torch.tensor([value for row in found for value in row])
     weights = {name: value.detach().clone() for name, value in learner.weights().items()}
     old = {f"{group}/{i}": row for (group, i), row in learner._old.items()}
+    trained = {name: whole(value.detach()) for name, value in learner.wholes().items()}
     if learner.ranks.index == 0:
-        for what, tensors in (("gradients", gradients), ("weights", weights), ("old", old), ("scores", scores)):
+        named = {"gradients": gradients, "weights": weights, "old": old, "scores": scores, "trained": trained}
+        for what, tensors in named.items():
             write_tensors(folder / f"{what}-{tag}.safetensors", tensors)
         (folder / f"reports-{tag}.json").write_text(json.dumps([reports, asdict(learner.facts)], default=list))
 
@@ -86,14 +133,18 @@ def save(folder: Path, ranks: OneRank | None, tag: str) -> None:
     for iteration in range(2):
         learner.learn(samples, iteration=iteration)
     learner.save(folder / f"saved-{tag}" / "step_2", step=2, extra={"note": "x"})
+    weights = learner.published()[0]
+    if learner.ranks.index == 0:
+        write_tensors(folder / f"published-{tag}.safetensors", weights)
     _third_pass(learner, samples, folder / f"ended-{tag}.safetensors")
 
 
 def _third_pass(learner: Any, samples: list[TrainSample], path: Path) -> None:
     learner.learn(samples, iteration=2)
     weights = {name: value.detach().clone() for name, value in learner.weights().items()}
+    trained = {f"trained/{name}": whole(value.detach()) for name, value in learner.wholes().items()}
     if learner.ranks.index == 0:
-        write_tensors(path, weights)
+        write_tensors(path, weights | trained)
 
 
 def resume(folder: Path, ranks: OneRank | None, tag: str) -> None:
@@ -104,6 +155,35 @@ def resume(folder: Path, ranks: OneRank | None, tag: str) -> None:
         learner.learn(samples)
         assert learner.load(saved / "step_2") == {"note": "x"}
         _third_pass(learner, samples, folder / f"{saved.name}-on-{tag}.safetensors")
+
+
+def moved(folder: Path, ranks: OneRank | None, tag: str) -> None:
+    """One entry of the last rank's part of the frozen base is changed: every rank refuses to go on, by its name."""
+    learner, samples = learner_of(folder, ranks), read_samples(folder)
+    learner.learn(samples)
+    if learner.ranks.index == learner.ranks.size - 1:
+        learner.adapter._frozen["model.layers.1.mlp.down_proj.base_layer.weight"][-1, -1] += 1.0
+    learner.tokenizer = make_tokenizer()
+    with pytest.raises(InvariantError, match=r"1 tensors of the frozen base have changed, first model\.layers\.1"):
+        learner.save(folder / f"saved-{tag}" / "step_1", step=1, extra={})
+    (folder / f"refused-{tag}-{learner.ranks.index}").touch()
+
+
+def broken(folder: Path, ranks: OneRank | None, tag: str) -> None:
+    """A loss beside the policy's is no number on the last rank: every rank refuses it, and nothing is applied."""
+    learner = learner_of(folder, ranks)
+    if learner.ranks.index == learner.ranks.size - 1:
+        real = auxiliary_losses.preference_loss
+
+        def lost(*args: Any, **words: Any) -> Any:
+            terms = real(*args, **words)
+            return terms._replace(loss=terms.loss * float("nan"))
+
+        auxiliary_losses.preference_loss = lost
+    with pytest.raises(NumericsError, match=r"version 0: the loss of beta_replay is nan"):
+        learner.learn(read_samples(folder))
+    assert learner.version == 0
+    (folder / f"refused-{tag}-{learner.ranks.index}").touch()
 
 
 def still(folder: Path, ranks: OneRank | None, tag: str) -> None:
@@ -146,7 +226,7 @@ def publish(folder: Path, ranks: OneRank | None, tag: str) -> None:
 
 JOBS: dict[str, Callable[[Path, OneRank | None, str], None]] = {
     "step": step, "save": save, "resume": resume, "still": still,
-    "publish": publish,
+    "publish": publish, "moved": moved, "broken": broken,
 }  # fmt: skip
 
 
@@ -172,8 +252,8 @@ def _dropped_samples() -> None:
     """The last rank scores nothing of its first microbatch."""
     real = RankGroup.pieces
 
-    def pieces(self: Any, samples: Any, cut: Any) -> Any:
-        found = real(self, samples, cut)
+    def pieces(self: Any, samples: Any, cut: Any, *args: Any, **words: Any) -> Any:
+        found = real(self, samples, cut, *args, **words)
         return found if self.index < self.size - 1 else [(samples[:1], False), *found[1:]]
 
     RankGroup.pieces = pieces  # type: ignore[method-assign]
@@ -189,8 +269,8 @@ def _averaged() -> None:
     """Gradients are averaged over ranks, as data parallel training does by default."""
     real = RankGroup.shard
 
-    def shard(self: Any, net: Any) -> None:
-        real(self, net)
+    def shard(self: Any, net: Any, *args: Any) -> None:
+        real(self, net, *args)
         for module in net.modules():
             if hasattr(module, "set_gradient_divide_factor"):
                 module.set_gradient_divide_factor(float(self.size))
@@ -201,7 +281,7 @@ def _averaged() -> None:
 def _counted_twice() -> None:
     """The microbatch that fills a gap counts."""
     real = RankGroup.pieces
-    RankGroup.pieces = lambda *args: [(piece, True) for piece, _ in real(*args)]  # type: ignore[method-assign]
+    RankGroup.pieces = lambda *args, **words: [(piece, True) for piece, _ in real(*args, **words)]  # type: ignore[method-assign]
     grpo.check_dealt = lambda scored, samples: None
 
 
@@ -209,8 +289,8 @@ def _root_left_whole() -> None:
     """After a forward pass without a backward one, what is outside of the layers stays as it was gathered."""
     real = RankGroup.shard
 
-    def shard(self: Any, net: Any) -> None:
-        real(self, net)
+    def shard(self: Any, net: Any, *args: Any) -> None:
+        real(self, net, *args)
         net.set_reshard_after_forward(False, recurse=False)
 
     RankGroup.shard = shard  # type: ignore[method-assign]
@@ -220,8 +300,8 @@ def _all_at_once() -> None:
     """Everything is gathered, then copied."""
     real = sharding.gather_into
 
-    def gather_into(copies: Any, parts: Any, *, keep: bool) -> None:
-        real(copies, {name: sharding.whole(part.detach()) for name, part in parts.items()}, keep=keep)
+    def gather_into(copies: Any, parts: Any, **words: Any) -> None:
+        real(copies, {name: sharding.whole(part.detach()) for name, part in parts.items()}, **words)
 
     grpo.gather_into = gather_into
 
@@ -232,7 +312,70 @@ def _own_moments() -> None:
     RankGroup.part = lambda self, value: value[: len(real(self, value))] if value.dim() else value  # type: ignore[method-assign]
 
 
+def _not_gathered() -> None:
+    """A checkpoint has rank 0's rows, and zeros where those of the others belong."""
+    real = tensor_file.whole
+
+    def whole_of(tensor: Any) -> Any:
+        found = real(tensor)
+        if found is not tensor and found.dim():
+            found[-(-len(found) // tensor.device_mesh.size()) :] = 0
+        return found
+
+    tensor_file.whole = whole_of
+
+
+def _merged_alone() -> None:
+    """Rank 0 merges its rows, and the others' rows of the base arrive without their adapter."""
+    real = RankGroup.as_whole
+
+    def as_whole(self: Any, part: Any, like: Any) -> Any:
+        return real(self, part if self.index == 0 or like.requires_grad else like.to_local(), like)
+
+    RankGroup.as_whole = as_whole  # type: ignore[method-assign]
+
+
+def _other_order() -> None:
+    """Rows are put together in another order than they were cut in."""
+    real = lora.whole
+    lora.whole = lambda tensor: real(tensor).flip(0)  # type: ignore[attr-defined]
+
+
+def _another_base() -> None:
+    """Rank 1 has read another file."""
+    real = RankGroup.shard
+
+    def shard(self: Any, net: Any, *args: Any) -> None:
+        real(self, net, *args)
+        self.exchange = lambda told: RankGroup.exchange(self, f"{told}{self.index}")
+
+    RankGroup.shard = shard  # type: ignore[method-assign]
+
+
+def _rounded_masters() -> None:
+    """What is cut, and stepped, are the rounded weights in wider numbers, not the file's own."""
+    real = grpo.put_masters
+    grpo.put_masters = lambda net, given: real(net)
+
+
+def _coarse_sums() -> None:
+    """Gradients are added over ranks in the precision that computes."""
+    from torch.distributed import fsdp
+
+    real = fsdp.MixedPrecisionPolicy
+    fsdp.MixedPrecisionPolicy = lambda **words: real(**words | {"reduce_dtype": words["param_dtype"]})  # type: ignore[assignment,misc]
+
+
+def _own_usual() -> None:
+    """What a usual gradient is, every rank says of its own rows."""
+    RankGroup.sum_each = OneRank.sum_each  # type: ignore[method-assign]
+
+
 BUGS: dict[str, Callable[[], None]] = {
+    "own_usual": _own_usual,
+    "rounded_masters": _rounded_masters, "coarse_sums": _coarse_sums,
+    "not_gathered": _not_gathered, "merged_alone": _merged_alone, "other_order": _other_order,
+    "another_base": _another_base,
     "local_denominators": _local_denominators, "own_norm": _own_norm, "dropped": _dropped_samples,
     "dropped_unseen": _dropped_unseen, "averaged": _averaged, "counted_twice": _counted_twice,
     "root_left_whole": _root_left_whole, "first_rows": _own_moments,

@@ -375,11 +375,11 @@ def _rank_problems(config: Config) -> Iterator[str]:
         'engine.kind = "vllm": both want the one process group of this process; use "embedded"': (
             config.engine.kind == "vllm"
         ),
-        "lora.rank: an adapter is trained on one rank; leave one of the two out": config.lora.rank is not None,
-        'dtype = "bfloat16": shards are float32; use dtype = "float32"': config.dtype != "float32",
-        f'optim = "{config.optim}": what it remembers is not cut; use optim = "adamw"': config.optim != "adamw",
-        "alpha_sdpo or beta_replay: these losses are computed on one rank; leave one of the two out": (
-            config.alpha_sdpo > 0 or config.beta_replay > 0
+        f'quantization = "{config.quantization}": packed weights are not cut; leave one of the two out': (
+            config.quantization != "none"
+        ),
+        'optim = "adamw_8bit": 256 entries share a scale, and other ones with every number of ranks; use "adamw"': (
+            config.optim == "adamw_8bit"
         ),
         'device = "mps": it has no collectives; use "cpu" or "cuda"': config.device == "mps",
     }

@@ -3,7 +3,8 @@
 Owns       who teaches whom, which recorded pairs come next, the gradient of both channels, and the watch over one that
            is switched on and does nothing.
 Promises   student and teacher score the same completion tokens, by their index; the teacher gets no gradient; a sample
-           without a better sibling is left out, never filled with zeros; no cut changes the gradient.
+           without a better sibling is left out, never filled with zeros; no cut changes the gradient, between ranks
+           neither: rank 0 says who teaches whom, each rank takes its share, and a loss is refused by all or by none.
 Never      exists for a weight of 0: no forward pass, no random number, not one bit of difference.
 
     group --teachers--> sample, hinted prompt --> hidden states, twice --distillation_loss--> * alpha_sdpo
@@ -18,6 +19,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +28,9 @@ from torch.utils.checkpoint import checkpoint
 
 from surefoot.errors import ConfigError, InvariantError, NumericsError, TaskError
 from surefoot.guards import invariants
-from surefoot.learner.forward import completion_hidden, score_batch
+from surefoot.learner.forward import completion_hidden, inside, score_batch
 from surefoot.learner.samples import by_group, split_microbatches
+from surefoot.learner.sharding import OneRank
 from surefoot.maths import stats
 from surefoot.maths.distillation import distillation_loss, refuse_misaligned
 from surefoot.maths.logprobs import score_tokens_chunked
@@ -83,6 +86,9 @@ class AuxiliaryLossSettings:
             )
 
 
+ALONE = OneRank()
+
+
 class AuxiliaryLosses:
     """The channels that are on, each under its watch."""
 
@@ -96,15 +102,18 @@ class AuxiliaryLosses:
         """Metrics that hold for the whole run."""
         return {name: value for member in self.members for name, value in member.facts.items()}
 
-    def backward(self, net: Any, samples: Sequence[TrainSample], version: int, splits: int = 0) -> list[stats.Sums]:
+    def backward(
+        self, net: Any, samples: Sequence[TrainSample], version: int, splits: int = 0, ranks: OneRank = ALONE
+    ) -> list[stats.Sums]:
         """Add every channel's gradient to the parameters'; its statistics, where `loss` is its weighed share.
 
         Args:
             splits: microbatches are halved this many times, because memory ran out.
+            ranks: who else has a part of `net`; gradients are this rank's share, statistics those of all.
         """
         parts = []
         for member in self.members:
-            sums = member.backward(net, samples, version, splits)
+            sums = member.backward(net, samples, version, splits, ranks)
             self._watch(member, member.alive(sums), version)
             parts.append(sums)
         return parts
@@ -165,13 +174,15 @@ class SelfDistillation:
     def __init__(self, settings: AuxiliaryLossSettings, hinted: HintedPrompt) -> None:
         self.settings, self.hinted, self.weight = settings, hinted, settings.alpha_sdpo
 
-    def backward(self, net: Any, samples: Sequence[TrainSample], version: int, splits: int = 0) -> stats.Sums:
+    def backward(
+        self, net: Any, samples: Sequence[TrainSample], version: int, splits: int = 0, ranks: OneRank = ALONE
+    ) -> stats.Sums:
         """Gradients of the step's live samples; sums that say how many of all samples those are."""
         settings = self.settings
         trained = [
             s for s in samples if s.trained_tokens and not (settings.mask_truncated and s.finish_reason == LENGTH)
         ]
-        teachers = self.teachers(trained)
+        teachers = self._told(trained, ranks)
         live = [s for s in trained if (s.group, s.index) in teachers.prompts]
         tokens = sum(s.trained_tokens for s in live)
         counts = {
@@ -179,15 +190,24 @@ class SelfDistillation:
             "distill_rows_live": len(live),
             "distill_too_long": teachers.too_long,
         }
-        parts: list[stats.Sums] = [{name: torch.tensor(count) for name, count in counts.items()}]
-        for piece in split_microbatches(live, settings.microbatch_size, splits):
+        parts: list[stats.Sums] = []
+        for piece, counted in ranks.pieces(
+            live, lambda rows: split_microbatches(rows, settings.microbatch_size, splits)
+        ):
             terms = self._distil(net, piece, teachers, tokens)
-            parts.append(_learn(self.key, self.weight, terms, piece, version))
-        return stats.merge(parts)
+            parts.append(_learn(self.key, self.weight, terms, piece, version, ranks, counted))
+        all_rows = {name: torch.tensor(count) for name, count in counts.items()}
+        return stats.merge([all_rows, ranks.merged(stats.merge(parts))])
 
     def alive(self, sums: stats.Sums) -> bool:
         """Whether a teacher said anything that its student does not say already."""
         return "distill_divergence" in sums and float(sums["distill_divergence"] / sums["distill_tokens"]) > NOTHING
+
+    def _told(self, samples: Sequence[TrainSample], ranks: OneRank) -> Teachers:
+        """What rank 0 finds, which has the tasks as they were asked; on every rank."""
+        own = self.teachers(samples) if ranks.index == 0 else Teachers({}, 0)
+        prompts, too_long = ranks.exchange([[[*key, prompt] for key, prompt in own.prompts.items()], own.too_long])[0]
+        return Teachers({(group, index): tuple(prompt) for group, index, prompt in prompts}, too_long)
 
     def teachers(self, samples: Sequence[TrainSample]) -> Teachers:
         """Each sample's best sibling, above the group's mean and no worse than itself, as a hinted prompt."""
@@ -206,10 +226,16 @@ class SelfDistillation:
         return Teachers(prompts, too_long)
 
     def _distil(self, net: Any, piece: Sequence[TrainSample], teachers: Teachers, tokens: int) -> LossTerms:
-        settings, pad = self.settings, self.settings.pad_token_id
+        pad = self.settings.pad_token_id
         plain = _pack(net, piece, pad)
         hinted = _pack(net, [replace(s, prompt_ids=teachers.prompts[s.group, s.index]) for s in piece], pad)
         refuse_misaligned(plain.completion_ids, hinted.completion_ids, plain.mask)
+        good = torch.tensor([s.advantage > 0 for s in piece], device=plain.mask.device)
+        return inside(net, self._compare, plain, hinted, good, tokens)
+
+    def _compare(self, net: Any, plain: Batch, hinted: Batch, good: Tensor, tokens: int) -> LossTerms:
+        """Student and teacher on the same completion tokens, with all weights there."""
+        settings = self.settings
         teacher = _teacher_states(net, hinted)[plain.mask]
         student = completion_hidden(net, plain)[plain.mask]  # (N, H): padding never reaches the head
         parts = [
@@ -218,7 +244,6 @@ class SelfDistillation:
         ]
         kept = ("distill_loss", "distill_divergence", "distill_tokens")  # rows are counted by the step, not by chunks
         sums = stats.merge([{name: part.sums[name] for name in kept} for part in parts])
-        good = torch.tensor([s.advantage > 0 for s in piece], device=plain.mask.device)
         where = (plain.mask & good[:, None])[plain.mask]
         sums |= _gain(net, student[where], teacher[where], plain.completion_ids[plain.mask][where], settings)
         return LossTerms(torch.stack([part.loss for part in parts]).sum(), sums)
@@ -307,18 +332,21 @@ class ReplayLoss:
         stream = random.Random(f"{self.settings.seed}/replay/{version}")
         return stream.sample(self.pairs, min(PAIRS_PER_STEP, len(self.pairs)))
 
-    def backward(self, net: Any, samples: Sequence[TrainSample], version: int, splits: int = 0) -> stats.Sums:
+    def backward(
+        self, net: Any, samples: Sequence[TrainSample], version: int, splits: int = 0, ranks: OneRank = ALONE
+    ) -> stats.Sums:
         """Gradients of this step's pairs; what was sampled in the step plays no part."""
         pairs = self.deal(version)
         parts: list[stats.Sums] = []
-        for piece in split_microbatches(_as_rows(pairs), 0, splits, together=2):  # a pair is never split
+        cut = partial(split_microbatches, size=0, splits=splits, together=2)  # a pair is never split
+        for piece, counted in ranks.pieces(_as_rows(pairs), cut, together=2):
             told = [pairs[int(row.group)] for row in piece[::2]]
             chosen, rejected = self._logps(net, piece).unbind(1)
             references = [(pair.ref_chosen_logp, pair.ref_rejected_logp) for pair in told]
             reference = torch.tensor(references, dtype=chosen.dtype, device=chosen.device)
             terms = preference_loss(chosen, rejected, *reference.unbind(1), beta=REPLAY_BETA, pairs_in_step=len(pairs))
-            parts.append(_learn(self.key, self.weight, terms, piece, version))
-        return stats.merge(parts)
+            parts.append(_learn(self.key, self.weight, terms, piece, version, ranks, counted))
+        return ranks.merged(stats.merge(parts))
 
     def alive(self, sums: stats.Sums) -> bool:
         """Whether some pair still has something to teach."""
@@ -364,21 +392,27 @@ def _pack(net: Any, rows: Sequence[TrainSample], pad_token_id: int) -> Batch:
     return batch.to(next(net.parameters()).device)
 
 
-def _learn(key: str, weight: float, terms: LossTerms, rows: Sequence[TrainSample], version: int) -> stats.Sums:
-    """One piece's gradients; its sums, where `loss` is its weighed share."""
-    _require_finite(key, terms.loss, rows, version)
-    loss = weight * terms.loss
+def _learn(
+    key: str, weight: float, terms: LossTerms, rows: Sequence[TrainSample], version: int, ranks: OneRank, counted: bool
+) -> stats.Sums:
+    """One piece's gradients; its sums, where `loss` is its weighed share. One that does not count has neither."""
+    _require_finite(key, terms.loss, rows, version, ranks)
+    loss = weight * terms.loss if counted else 0.0 * terms.loss
     loss.backward()
     tick("learning from the losses beside the policy's")
+    if not counted:
+        return {}
     return {name: value.detach().cpu() for name, value in terms.sums.items()} | {"loss": loss.detach()}
 
 
-def _require_finite(key: str, loss: Tensor, rows: Sequence[TrainSample], version: int) -> None:
+def _require_finite(key: str, loss: Tensor, rows: Sequence[TrainSample], version: int, ranks: OneRank) -> None:
+    """Raise on every rank for what one of them has found: the others would wait for its gradients."""
     value = float(loss.detach())
-    if not math.isfinite(value):
-        names = ", ".join(sorted({row.item_id for row in rows})[:3])
+    names = ", ".join(sorted({row.item_id for row in rows})[:3])
+    told = ranks.exchange("" if math.isfinite(value) else f"{value} (on {names})")
+    if found := [fault for fault in told if fault]:
         raise NumericsError(
-            f"version {version}: the loss of {key} is {value} (on {names})",
+            f"version {version}: the loss of {key} is {found[0]}",
             "added to the policy's it would destroy every weight; nothing of this step was applied",
             f"look at these rows; set {key} = 0 to train without them",
         )

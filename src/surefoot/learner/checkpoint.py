@@ -135,7 +135,7 @@ def restore(learner: GRPOLearner, state: TrainingState) -> None:
     """Put a state into a learner of the same model; what does not fit is refused by name, and nothing is changed."""
     check_state(learner, state)
     with torch.no_grad():
-        _copy_into(_saved(learner), state.weights, learner.ranks.put)
+        _copy_into(_saved(learner), state.weights, learner.ranks.put)  # of masters in shards, nothing but copies
         if learner.adapter is not None:
             learner.adapter.restored()
         if learner.masters is not None and state.masters is not None:
@@ -200,8 +200,11 @@ def weights_of(net: Any) -> Named:
 
 
 def _saved(learner: GRPOLearner) -> Named:
-    """What has to be saved of a learner's model: all of it, or its adapter."""
-    return weights_of(learner.net) if learner.adapter is None else learner.adapter.tensors()
+    """What has to be saved of a learner's model: all of it as it computes, or its adapter."""
+    if learner.adapter is not None:
+        return learner.adapter.tensors()
+    own = weights_of(learner.net)
+    return own if learner.masters is None else learner.masters.rounded(own)
 
 
 def _weights_file(learner: GRPOLearner) -> str:
@@ -291,6 +294,9 @@ def _write_model_files(learner: GRPOLearner, tokenizer: Any, folder: Path) -> No
     try:
         if learner.adapter is None:
             learner.net.save_pretrained(folder, state_dict={})
+            if learner.masters is not None and learner.masters.rounds is not None:
+                learner.net.config.dtype = learner.masters.rounds  # what was just written is the dtype of the shards
+                learner.net.config.save_pretrained(folder)
         else:
             write_json(folder / lora.CONFIG, learner.adapter.config())
         tokenizer.save_pretrained(folder)

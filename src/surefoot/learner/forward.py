@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,6 +27,7 @@ from surefoot.learner.architectures import SHARED, rows_together
 from surefoot.maths.logprobs import TokenScores, score_tokens_chunked
 from surefoot.maths.packing import Batch
 
+T = TypeVar("T")
 ATTENTION_NAME = "surefoot_siblings"
 
 
@@ -200,9 +201,16 @@ SHARING_PAYS = 0.8
 
 
 SHARDED_ENTRY = "surefoot_score_here"
-"""Where a sharded network has `score_here`: entered there, it gathers the weights outside of its layers too."""
+"""Where a sharded network is entered: there it gathers the weights outside of its layers too."""
 _together: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """How rows of each network are put together, found once."""
+
+
+def inside(net: Any, work: Callable[..., T], *args: Any, **words: Any) -> T:
+    """`work(net, ...)`, with all weights there; what it makes may be taken back through, later."""
+    if (entry := getattr(net, SHARDED_ENTRY, None)) is not None:
+        return entry(work, *args, **words)  # type: ignore[no-any-return]
+    return work(net, *args, **words)
 
 
 def score_batch(net: Any, batch: Batch, *, temperature: float, with_entropy: bool) -> TokenScores:
@@ -211,9 +219,7 @@ def score_batch(net: Any, batch: Batch, *, temperature: float, with_entropy: boo
     Returns:
         `TokenScores` of shape (B, T); positions outside `batch.mask` hold 0 and no gradient.
     """
-    if (entry := getattr(net, SHARDED_ENTRY, None)) is not None:
-        return entry(batch, temperature=temperature, with_entropy=with_entropy)  # type: ignore[no-any-return]
-    return score_here(net, batch, temperature=temperature, with_entropy=with_entropy)
+    return inside(net, score_here, batch, temperature=temperature, with_entropy=with_entropy)
 
 
 def score_here(net: Any, batch: Batch, *, temperature: float, with_entropy: bool) -> TokenScores:

@@ -34,7 +34,7 @@ from surefoot.learner.memory import (
 )
 from surefoot.learner.nonfinite import nonfinite_error, nonfinite_sources, not_finite
 from surefoot.learner.optimizer import all_finite, allocate_moments, make_optimizer, moments
-from surefoot.learner.precision import make_master_weights
+from surefoot.learner.precision import MasterShards, MasterWeights, make_master_weights, put_masters
 from surefoot.learner.samples import split_microbatches
 from surefoot.learner.schedule import learning_rate_at
 from surefoot.learner.sharding import OneRank, as_stats, check_dealt, gather_into, plain_stats
@@ -116,9 +116,8 @@ class GRPOLearner:
         self._version = 0
         self.parameter_updates: ParameterUpdates | None = None
         self.reference = _frozen_copy(net) if settings.loss.beta > 0 and adapter is None else None
-        for each in (net, self.reference):
-            if each is not None:
-                self.ranks.shard(each)
+        self.masters = self._take_weights(masters)
+        """What is trained where the network computes in bfloat16; None where its own parameters are."""
         self.checked_tokens = 0
         self.changed_entries = 0
         """Parameter entries that optimiser steps changed, summed over the steps of the run."""
@@ -142,12 +141,22 @@ class GRPOLearner:
         self.recomputes = False
         """Whether layers are computed again in the backward pass; decided before the first step."""
         self._torn = False  # a step has begun and not ended: the weights belong to no version
-        self.masters = None if adapter is not None else make_master_weights(net, masters)
-        """What is trained where the network computes in bfloat16; None where its own parameters are."""
         self.optimiser = make_optimizer(
             self.trained().values(), learning_rate=settings.learning_rate, weight_decay=settings.weight_decay,
-            betas=settings.betas, epsilon=settings.adam_epsilon, kind=settings.optim,
+            betas=settings.betas, epsilon=settings.adam_epsilon, kind=settings.optim, added=self.ranks.sum_each,
         )  # fmt: skip
+
+    def _take_weights(self, given: Mapping[str, Tensor] | None) -> MasterWeights | MasterShards | None:
+        """Cut them into shards, where there are several ranks; returns the masters of what is trained."""
+        if self.ranks.size == 1:
+            return None if self.adapter is not None else make_master_weights(self.net, given)
+        if self.reference is not None:
+            self.ranks.shard(self.reference)
+        computes = None if self.adapter is not None else put_masters(self.net, given)
+        self.ranks.shard(self.net, computes)
+        if self.adapter is not None:
+            self.adapter.share(self.ranks)
+        return None if computes is None else MasterShards(self.net, computes)
 
     @property
     def version(self) -> int:
@@ -192,18 +201,22 @@ class GRPOLearner:
         if self._copied != self._version:
             self._copied = None
             with torch.no_grad():
-                gather_into(self._copies, shards, keep=self.ranks.index == 0)
+                rounds = None if self.masters is None else self.masters.rounds
+                gather_into(self._copies, shards, keep=self.ranks.index == 0, rounded=rounds)
             self._copied = self._version
         return dict(self._copies)
 
     def trained(self) -> dict[str, Tensor]:
         """What the optimiser steps, by name: the parameters themselves, their float32 masters, or an adapter alone."""
         own = self.ranks.own(self.net) if self.adapter is None else self.adapter.trained
-        return own if self.masters is None else own | self.masters.tensors
+        return own if self.masters is None else own | self.masters.beside
 
     def wholes(self) -> dict[str, Tensor]:
         """What is trained, as a checkpoint holds it: whole tensors, gathered only when somebody reads them."""
-        return self.trained() if self.ranks.size == 1 else dict(self.net.named_parameters())
+        trained = self.trained()
+        if self.ranks.size == 1:
+            return trained
+        return {name: p for name, p in self.net.named_parameters() if name in trained}
 
     def forget_gradients(self) -> None:
         """Gradients of what is trained, and any that an interrupted backward pass left on its way there."""
@@ -235,7 +248,8 @@ class GRPOLearner:
         moving = [s for s in samples if self._moves(s)]
         notes: list[tuple[str, str]] = []
         if self._tokens == 0:  # once, so that a step is cut as the one before
-            self._tokens, self.recomputes = plan_step(self, samples)
+            self._tokens, recomputes = plan_step(self, samples)
+            [self.recomputes] = self.ranks.any_each([recomputes])  # each rank has its own free memory
         while (report := self._attempt(samples, moving, iteration)) is None:
             notes.append(self._split(moving or samples))
         if not report.applied:
@@ -295,7 +309,8 @@ class GRPOLearner:
             self._check_parity(metrics, moving or samples)
         if self.channels is not None and math.isfinite(metrics.get("loss", 0.0)):
             with recomputed_layers(self.net, wanted=self.recomputes):
-                added = self.channels.backward(self.net, samples, self._version, self.splits)
+                added = self.channels.backward(self.net, samples, self._version, self.splits, self.ranks)
+            self.ranks.take_gradients(self.net)
             metrics = stats.finish(stats.merge([*parts, *added])) | self.channels.facts
         return metrics
 
@@ -490,7 +505,9 @@ class GRPOLearner:
             self.adapter.check_step(self.optimiser)
             self.adapter.allocate()
         allocate_moments(self.optimiser)
-        step = CountedStep(self.optimiser, None if self.masters is None else self.masters.by_tensor())
+        masters = self.masters
+        copies, rounds = (None, None) if masters is None else (masters.by_tensor(), masters.rounds)
+        step = CountedStep(self.optimiser, copies, rounds)
         known = self.parameter_updates
         still_waiting = (
             known is None or known.moved == 0 or (self.adapter is not None and known.total < len(self.adapter.trained))
@@ -539,7 +556,7 @@ class GRPOLearner:
         try:
             return nonfinite_sources(
                 moving or samples, examine, net=self.net, optimiser=self.optimiser, seen=(*seen, *beside),
-                masters=None if self.masters is None else self.masters.tensors, parameters=self.ranks.own(self.net),
+                masters=None if self.masters is None else self.masters.beside, parameters=self.ranks.own(self.net),
                 everywhere=lambda names: [name for told in self.ranks.exchange(names) for name in told],
             )  # fmt: skip
         finally:

@@ -3,6 +3,7 @@
     learner      base(x) + alpha / rank * B(A(x))      the optimiser has A, B and `modules_to_save`, nothing else
     reference    base(x)                               the same network with its adapter off; there is no second copy
     engines      base + alpha / rank * B @ A           merged into memory of its own, under plain Hugging Face names
+    ranks        base, A and B in shards               each rank merges its rows; rank 0 gathers them, tensor by tensor
 
 Owns       the adapter in a network, the merged copy of what it changes, and the adapter's files.
 Promises   the base is never written: its checksums are those of the start, looked at after the first step and before
@@ -37,8 +38,9 @@ from surefoot.learner.quantised import (
     chosen,
     weights_sha256,
 )
-from surefoot.learner.tensor_file import Spec, check_fits, read_header, read_tensors
-from surefoot.maths.checksums import checksums
+from surefoot.learner.sharding import OneRank
+from surefoot.learner.tensor_file import Spec, check_fits, read_header, read_tensors, whole
+from surefoot.maths.checksums import checksum, checksums
 from surefoot.protocols import Weights
 from surefoot.storage.files import Manifest, parse_json, refusal, verify_folder
 from surefoot.system.files import open_plain
@@ -161,24 +163,43 @@ class Adapter:
         self.quantised = quantised
         self.base_sha256 = weights_sha256(plain | dict(base or {})) if quantised is None else quantised.file_sha256
         self._packed: dict[str, QuantisedLinear] = {} if quantised is None else dict(quantised.layers)
-        self._model = _inject(net, settings)
-        own = dict(net.named_parameters())
-        self.trained: Named = {name: p for name, p in own.items() if p.requires_grad}
-        """What the optimiser steps, by the names of the network: float32, whatever the base computes in."""
-        self._frozen: Named = {name: p for name, p in own.items() if not p.requires_grad}
-        self._frozen |= {} if quantised is None else quantised.held
-        self._sums = checksums(self._frozen)
+        self._model, self._net = _inject(net, settings), net
         self._layers = dict(_layers(net))
-        self._live = {_plain_name(name): p for name, p in own.items() if _plain_name(name) in plain}
-        self._live |= {_plain_name(name): p for name, p in self.trained.items() if _SAVED in name}
         self._order = list(plain if quantised is None else quantised.names)
+        self._take(OneRank())
+        self._base_sums = {_plain_name(name): value for name, value in self._sums.items()}
+        """Of whole tensors, by plain name."""
         self._copies: Named = {}
-        """Merged weights and copies of whole modules: what engines get in place of `_live`."""
+        """Merged weights and copies of whole modules: what engines get in place of `_live`. Of shards, every weight, on
+        rank 0 alone."""
+        self._dtypes: dict[str, torch.dtype] = {}
         self._scratch: Tensor | None = None
         self._version: int | None = None
         self._untouched = True
         """Whether the adapter still is what it was made as: a difference of 0."""
         self._check_names(plain)
+
+    def _take(self, ranks: OneRank) -> None:
+        """Look up what is trained and what is frozen in the network as it is now: whole, or this rank's part of it."""
+        self.ranks = ranks
+        own, found = ranks.own(self._net), dict(self._net.named_parameters())
+        self.trained: Named = {name: own[name] for name, p in found.items() if p.requires_grad}
+        """What the optimiser steps, by the names of the network: float32, whatever the base computes in."""
+        self._frozen: Named = {name: own[name] for name, p in found.items() if not p.requires_grad}
+        self._frozen |= {} if self.quantised is None else self.quantised.held
+        self._sums = checksums(self._frozen)
+        self._live = {_plain_name(name): p for name, p in found.items() if _plain_name(name) in self._order}
+
+    def share(self, ranks: OneRank) -> None:
+        """The network was cut over these ranks, base and adapter alike: from here on this one has its part of both."""
+        told = ranks.exchange(self.base_sha256)
+        if others := [rank for rank, sha256 in enumerate(told) if sha256 != told[0]]:
+            raise ModelError(
+                f"rank {others[0]} of the learner has read another base than rank 0",
+                "the adapter would be trained beside a patchwork of two models",
+                "bring the model's file back, and leave it alone while a run begins",
+            )
+        self._take(ranks)
 
     def _check_names(self, plain: Mapping[str, Tensor]) -> None:
         low = [name for name, p in self.trained.items() if p.dtype != torch.float32]
@@ -200,6 +221,8 @@ class Adapter:
         """
         if self._version != version:
             self.merge(version)
+        if self.ranks.index > 0:
+            return {}  # it gave its part; rank 0 has the whole
         return {name: self._copies[name] if name in self._copies else self._live[name] for name in self._order}
 
     @torch.no_grad()
@@ -208,7 +231,8 @@ class Adapter:
         began = time.perf_counter()
         self.allocate()
         changed = [self._renew(name, value) for name, value in self._merged()]
-        count = sum(int(each) for each in changed)  # the device is waited for here, so the time is its own
+        # The device is waited for here, so the time is its own. Of several ranks one has copies, and counts.
+        [count] = self.ranks.total_each([sum(int(each) for each in changed)])
         if version == 0 and self._untouched and count:
             raise InvariantError(
                 f"merged with an adapter that is 0 yet, {count} entries of the base are other numbers",
@@ -221,14 +245,31 @@ class Adapter:
 
     def allocate(self) -> None:
         """Take the memory that merging needs, so that running out of it cannot tear a step."""
-        if self._copies:
+        if self._scratch is not None:
             return
         merged = {f"{name}.weight" for name in (*self._layers, *self._packed)}
         saved = {_plain_name(name) for name in self.trained if _SAVED in name}
-        copies = {name: self.base(name).clone() for name in self._order if name in merged | saved}
-        largest = max(value.numel() for value in copies.values())
-        self._scratch = torch.empty(largest, dtype=torch.float32, device=next(iter(copies.values())).device)
+        copies: Named = {}
+        for name in self._order:
+            if self.ranks.size > 1 or name in merged | saved:
+                value = self._gathered(name)
+                self._dtypes[name] = value.dtype
+                copies |= {name: value.clone()} if self.ranks.index == 0 else {}
+        weights = [self.ranks.here(layer.base_layer.weight) for layer in self._layers.values()]
+        largest = max(weight.numel() for weight in weights)
+        self._scratch = torch.empty(largest, dtype=torch.float32, device=weights[0].device)
         self._copies = copies
+
+    def _gathered(self, name: str) -> Tensor:
+        """A weight of the base, whole; one that comes from several ranks is the one that was cut, bit for bit."""
+        found = whole(self.base(name))
+        if self.ranks.size > 1 and name in self._base_sums and checksum(found) != self._base_sums[name]:
+            raise InvariantError(
+                f"{name} of the frozen base, put together from {self.ranks.size} ranks, is not what was cut",
+                "engines would serve another model than the one that is trained beside",
+                "nothing was published; report this with the model's config.json, and set runtime.learner_ranks = 1",
+            )
+        return found
 
     def base(self, name: str) -> Tensor:
         """A weight of the base by its plain name, as the network computes with it."""
@@ -238,19 +279,23 @@ class Adapter:
     def _merged(self) -> Iterator[tuple[str, Tensor]]:
         """Each tensor that engines get a copy of, as it is now; the merged ones in memory that the next one takes."""
         assert self._scratch is not None, "allocate comes first"
+        here = self.ranks.here
         for name, layer in self._layers.items():
-            weight = layer.base_layer.weight
+            base = layer.base_layer.weight
+            weight, low, high = here(base), whole(layer.lora_A[NAME].weight), here(layer.lora_B[NAME].weight)
             room = self._scratch[: weight.numel()].view(weight.shape)
-            low, high = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
-            torch.addmm(weight.float(), high, low, alpha=layer.scaling[NAME], out=room)
-            yield f"{name}.weight", room
-        for name, value in self.trained.items():
+            torch.addmm(weight.float(), high, low, alpha=layer.scaling[NAME], out=room)  # of a shard, its rows
+            yield f"{name}.weight", self.ranks.as_whole(room.to(self._dtypes[f"{name}.weight"]), base)
+        for name in self.trained:
             if _SAVED in name:
-                yield _plain_name(name), value
+                yield _plain_name(name), self._live[_plain_name(name)]
 
     def _renew(self, name: str, value: Tensor) -> Tensor:
         """Put a tensor into its copy, rounded; returns in how many entries that changed it."""
-        copy, rounded = self._copies[name], value.to(self._copies[name].dtype)
+        rounded = whole(value)
+        if self.ranks.index > 0:
+            return torch.zeros(())
+        copy = self._copies[name]
         changed = torch.count_nonzero(copy != rounded)
         copy.copy_(rounded)
         return changed
@@ -265,15 +310,16 @@ class Adapter:
 
     def awake(self) -> Named:
         """What can have a gradient: not the first half of a pair whose second half is still 0 throughout."""
+        highs = [self.ranks.here(layer.lora_B[NAME].weight) for layer in self._layers.values()]
+        moved = self.ranks.any_each([bool(high.any()) for high in highs])
         asleep = {
-            id(layer.lora_A[NAME].weight) for layer in self._layers.values()
-            if not bool(layer.lora_B[NAME].weight.any())
-        }  # fmt: skip
-        return {name: p for name, p in self.trained.items() if id(p) not in asleep}
+            f"{name}.lora_A.{NAME}.weight" for name, has_moved in zip(self._layers, moved, strict=True) if not has_moved
+        }
+        return {name: p for name, p in self.trained.items() if name not in asleep}
 
     def check_step(self, optimiser: torch.optim.Optimizer) -> None:
         """Before a step: the optimiser has the adapter and nothing of the base, and the base has no gradient."""
-        frozen = {p.data_ptr(): name for name, p in self._frozen.items()}
+        frozen = {p.data_ptr(): name for name, p in self._frozen.items() if p.numel()}  # a shard may be empty
         stepped = [p for group in optimiser.param_groups for p in group["params"]]
         found = [frozen[p.data_ptr()] for p in stepped if p.data_ptr() in frozen]
         found += [name for name, p in self._frozen.items() if p.grad is not None or p.requires_grad]
@@ -288,7 +334,8 @@ class Adapter:
     def check_base(self) -> None:
         """The base is what it was at the start, to the last bit."""
         now = checksums(self._frozen)
-        if moved := [name for name, value in self._sums.items() if now[name] != value]:
+        own = [name for name, value in self._sums.items() if now[name] != value]
+        if moved := list(dict.fromkeys(name for told in self.ranks.exchange(own) for name in told)):
             raise InvariantError(
                 f"{len(moved)} tensors of the frozen base have changed, first {moved[0]}",
                 "the reference is the base, and the saved adapter would belong to a model that nobody has",
@@ -340,7 +387,7 @@ class Adapter:
                 raise refusal(manifest.path(WEIGHTS), f"{name} holds a number that is not finite")
         with torch.no_grad():
             for name, target in own.items():
-                target.copy_(values[name])
+                self.ranks.put(target, values[name])
         self.restored()
 
 

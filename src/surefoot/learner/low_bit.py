@@ -74,6 +74,9 @@ class LowBitMoments:
             f"{name}_{kind}": spec for name in (FIRST, SECOND) for kind, spec in ((CODES, codes), (SCALES, scales))
         }
 
+    def look(self, optimiser: torch.optim.Optimizer) -> None:
+        """Nothing: an entry's own moments say all."""
+
     def asked(
         self, params: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]], group: Mapping[str, Any], steps: float,
         views: list[Tensor], flat: Tensor, spare: tuple[list[Tensor], Tensor] | None,

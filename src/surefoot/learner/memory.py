@@ -89,13 +89,15 @@ def shape_of(net: Any) -> ModelShape:
 def work_of(learner: GRPOLearner, samples: Sequence[TrainSample]) -> Work:
     """What this learner does in one step of such samples; engines are somebody else's."""
     settings, adapter = learner.settings, learner.adapter
+    rounds = None if learner.masters is None else learner.masters.rounds
+    width = next(learner.net.parameters()).element_size() if rounds is None else rounds.itemsize
     groups = len({sample.group for sample in samples}) or 1
     return Work(
-        device=learner.device.type, width=next(learner.net.parameters()).element_size(), groups=groups,
+        device=learner.device.type, width=width, groups=groups,
         siblings=max(1, len(samples) // groups), prompt=max((len(s.prompt_ids) for s in samples), default=1),
         completion=settings.max_completion_length,
         microbatch_size=settings.microbatch_size, optim=settings.optim, reference=learner.reference is not None,
-        adapter=None if adapter is None else sum(p.numel() for p in adapter.trained.values()),
+        adapter=None if adapter is None else sum(p.numel() for p in learner.wholes().values()),
         fused=learner.fused, engine_copies=0,
     )  # fmt: skip
 

@@ -11,7 +11,7 @@ Read next: `grpo.py`, the only one who steps; `low_bit.py`, moments in 8 bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,9 @@ DUE = 0.01
 """An entry is due when Adam's update of it is at least this share of the learning rate."""
 
 
+Added = Callable[[Sequence[float]], list[float]]
+
+
 class Moments(Protocol):
     """What an optimiser remembers of a parameter, and what it asks of each of its entries."""
 
@@ -32,6 +35,9 @@ class Moments(Protocol):
 
     def specs(self, parameter: Tensor) -> dict[str, Spec]:
         """The same as a checkpoint holds it."""
+
+    def look(self, optimiser: torch.optim.Optimizer) -> None:
+        """Before a step, with all gradients there: what `asked` has to know of whole tensors."""
 
     def asked(
         self, params: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]], group: Mapping[str, Any], steps: float,
@@ -55,6 +61,9 @@ class AdamMoments:
         """See `Moments`."""
         own = Spec.of(parameter)
         return {"step": Spec("F32", ()), "exp_avg": own, "exp_avg_sq": own}
+
+    def look(self, optimiser: torch.optim.Optimizer) -> None:
+        """Nothing: an entry's own moments say all."""
 
     def asked(
         self, params: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]], group: Mapping[str, Any], steps: float,
@@ -83,7 +92,15 @@ def due_bound(root: Tensor, group: Mapping[str, Any], steps: float) -> Tensor:
 
 
 class NoMoments:
-    """Plain gradient descent. An entry is due when its gradient is no smaller than DUE of the tensor's usual one."""
+    """Plain gradient descent. An entry is due when its gradient is no smaller than DUE of the tensor's usual one.
+
+    Args:
+        added: each of these numbers over all ranks, where a tensor here is a part of one.
+    """
+
+    def __init__(self, added: Added = list) -> None:
+        self._added = added
+        self._usual: dict[Tensor, float] = {}
 
     def zeros(self, parameter: Tensor) -> dict[str, Tensor]:
         """See `Moments`."""
@@ -93,6 +110,17 @@ class NoMoments:
         """See `Moments`."""
         return {}
 
+    def look(self, optimiser: torch.optim.Optimizer) -> None:
+        """The root of each tensor's mean square, over its parts on all ranks."""
+        found = [(p, p.grad) for group in optimiser.param_groups for p in group["params"] if p.grad is not None]
+        norms = torch.stack([gradient.norm() for _, gradient in found]).tolist() if found else []
+        told = self._added([*(norm * norm for norm in norms), *(float(p.numel()) for p, _ in found)])
+        squares, entries = told[: len(found)], told[len(found) :]
+        self._usual = {
+            p: math.sqrt(square / max(1.0, count))
+            for (p, _), square, count in zip(found, squares, entries, strict=True)
+        }
+
     def asked(
         self, params: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]], group: Mapping[str, Any], steps: float,
         views: list[Tensor], flat: Tensor, spare: tuple[list[Tensor], Tensor] | None,
@@ -100,15 +128,16 @@ class NoMoments:
         """See `Moments`."""
         for parameter, view in zip(params, views, strict=True):
             assert parameter.grad is not None, "a piece holds what has a gradient"
-            usual = parameter.grad.norm() / math.sqrt(max(1, parameter.numel()))
-            torch.div(parameter.grad, DUE * usual, out=view)  # 0 / 0, without any gradient, is not due
+            torch.div(parameter.grad, DUE * self._usual[parameter], out=view)  # 0 / 0, without any gradient, is not due
         return flat.abs_()
 
 
 class SGD(torch.optim.SGD):
     """torch's, without momentum: it remembers nothing."""
 
-    remembers: Moments = NoMoments()
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float, added: Added = list) -> None:
+        super().__init__(groups, lr=lr, fused=True)
+        self.remembers: Moments = NoMoments(added)
 
 
 ADAM: Moments = AdamMoments()
@@ -121,12 +150,13 @@ def moments_of(optimiser: torch.optim.Optimizer) -> Moments:
 
 def make_optimizer(
     trained: Iterable[Tensor], *, learning_rate: float, weight_decay: float, betas: tuple[float, float], epsilon: float,
-    kind: str = "adamw",
+    kind: str = "adamw", added: Added = list,
 ) -> torch.optim.Optimizer:  # fmt: skip
     """An optimiser over these parameters, a model's own or their masters; only matrices decay.
 
     Args:
         kind: see the config key `optim`.
+        added: numbers of this rank -> the same of all ranks, each added up.
     """
     parameters = list(trained)
     groups = [
@@ -134,7 +164,7 @@ def make_optimizer(
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     if kind == "sgd":
-        return SGD(groups, lr=learning_rate, fused=True)
+        return SGD(groups, lr=learning_rate, added=added)
     if kind == "adamw_8bit":
         from surefoot.learner.low_bit import AdamW8bit  # the only way to torchao
 

@@ -8,6 +8,8 @@ bfloat16, and the optimiser steps float32 masters of the same parameters.
     step       the optimiser moves the master; the network's parameter becomes the master, rounded to nearest
 
 Owns       the masters, and the two ways between them and the network's parameters.
+Over several ranks the masters are what is cut, and a layer's gathered copy is what computes (`MasterShards`).
+
 Promises   a network parameter always is its master, rounded: engines, checkpoints and scores see one policy; gradients
            of microbatches are added up in float32; a parameter that shares its memory with another has one master.
 Never      exists for parameters that are float32 already: those are trained themselves, bit for bit as without this.
@@ -88,9 +90,66 @@ class MasterWeights:
         ]
         weakref.finalize(self, lambda: [handle.remove() for handle in handles])
 
+    rounds: torch.dtype | None = None
+    """What engines get is rounded to this; None where what computes is kept, rounded."""
+
+    @property
+    def beside(self) -> Named:
+        """What is stepped in place of the network's own parameters, by name."""
+        return self.tensors
+
     def by_tensor(self) -> dict[Tensor, Tensor]:
         """Master -> what computes."""
         return {self.tensors[name]: copy for name, copy in self.copies.items()}
+
+    def rounded(self, tensors: Named) -> Named:
+        """The network's tensors as it computes with them: they are."""
+        return tensors
+
+
+class MasterShards:
+    """Masters that are the network's own parameters, in shards over ranks; each layer is rounded as it is gathered.
+
+    There is no rounded copy between two passes. What engines and checkpoints get is rounded for them.
+
+    Args:
+        net: already cut.
+        dtype: what it computes in.
+    """
+
+    def __init__(self, net: Any, dtype: torch.dtype) -> None:
+        self.rounds: torch.dtype = dtype
+        self.tensors: Named = dict(net.named_parameters())
+        """What is trained, by name; in shards."""
+        self.beside: Named = {}
+
+    def by_tensor(self) -> dict[Tensor, Tensor]:
+        """Nothing that computes is kept."""
+        return {}
+
+    def rounded(self, tensors: Named) -> Named:
+        """The network's tensors as it computes with them; what is trained is in memory of its own."""
+        return {name: value.to(self.rounds) if name in self.tensors else value for name, value in tensors.items()}
+
+
+def put_masters(net: Any, given: Mapping[str, Tensor] | None = None) -> torch.dtype | None:
+    """Give a network its float32 masters for parameters, before it is cut; returns what it is to compute in.
+
+    None, and nothing changed, where it has no parameters coarser than float32.
+    """
+    own: Named = dict(net.named_parameters())
+    kinds: set[torch.dtype] = {p.dtype for p in own.values()}
+    if not any(map(is_low_precision, own.values())):
+        return None
+    if len(kinds) > 1:
+        raise InvariantError(
+            f"the network computes in {', '.join(sorted(map(str, kinds)))} at once",
+            "rounded as they are gathered, all of its layers would compute in one of them",
+            "report this with the model's config.json; set runtime.learner_ranks = 1",
+        )
+    for name, parameter in own.items():
+        parameter.data = _master(name, parameter, given).detach()
+    return kinds.pop()
 
 
 def is_low_precision(tensor: Tensor) -> bool:

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from surefoot.errors import InvariantError
-from surefoot.learner.forward import SHARDED_ENTRY, score_here
+from surefoot.learner.forward import SHARDED_ENTRY
 from surefoot.learner.tensor_file import whole
 from surefoot.maths.packing import BatchStats
 from surefoot.maths.stats import Sums, merge
@@ -50,8 +50,12 @@ class OneRank:
     index = 0
     size = 1
 
-    def shard(self, net: Any) -> None:
-        """Cut a network's tensors, in place; before an optimiser is made for them."""
+    def shard(self, net: Any, computes: torch.dtype | None = None) -> None:
+        """Cut a network's tensors, in place; before an optimiser is made for them.
+
+        Args:
+            computes: what each tensor is rounded to when it is gathered; None leaves it as it is.
+        """
 
     def own(self, net: Any) -> Named:
         """The parameters that this rank steps, by name."""
@@ -60,8 +64,12 @@ class OneRank:
     def take_gradients(self, net: Any) -> None:
         """After the last backward pass of a step: gradients go to what is stepped."""
 
-    def pieces(self, samples: list[TrainSample], cut: Cut) -> Pieces:
-        """The microbatches of this rank."""
+    def pieces(self, samples: list[TrainSample], cut: Cut, together: int = 1) -> Pieces:
+        """The microbatches of this rank.
+
+        Args:
+            together: rows that belong together, such as the two of a pair; they come to one rank.
+        """
         return [(piece, True) for piece in cut(samples)]
 
     def merged(self, sums: Sums) -> Sums:
@@ -87,6 +95,10 @@ class OneRank:
         """Each count, added over ranks."""
         return list(counts)
 
+    def sum_each(self, values: Sequence[float]) -> list[float]:
+        """Each number, added over ranks."""
+        return list(values)
+
     def clip(self, parameters: Iterable[Tensor], limit: float) -> float:
         """Scale all gradients so that their norm over all ranks is at most `limit`; returns what it was."""
         return float(torch.nn.utils.clip_grad_norm_(parameters, limit))
@@ -102,6 +114,10 @@ class OneRank:
     def part(self, value: Tensor) -> Tensor:
         """This rank's part of a whole tensor."""
         return value
+
+    def here(self, tensor: Tensor) -> Tensor:
+        """What of a network's tensor this rank holds, in its very memory."""
+        return tensor
 
     def put(self, target: Tensor, value: Tensor) -> None:
         """Put a whole tensor's numbers into the memory of this one."""
@@ -124,20 +140,25 @@ class RankGroup(OneRank):
 
     # -- shards -----------------------------------------------------------------
 
-    def shard(self, net: Any) -> None:
+    def shard(self, net: Any, computes: torch.dtype | None = None) -> None:
         """Cut every layer and the rest, each gathered for its own forward and backward pass and then freed."""
-        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+        # Gradients are added over ranks, and over microbatches, in the precision of the shards.
+        added = None if computes is None else torch.float32
+        policy = MixedPrecisionPolicy(param_dtype=computes, reduce_dtype=added, cast_forward_inputs=False)
         for layer in net.get_decoder().layers:
-            fully_shard(layer, mesh=self.mesh, reshard_after_forward=True)
+            fully_shard(layer, mesh=self.mesh, reshard_after_forward=True, mp_policy=policy)
         # The root too: left whole after a forward pass without a backward one, it would be served stale after a step.
-        fully_shard(net, mesh=self.mesh, reshard_after_forward=True)
+        fully_shard(net, mesh=self.mesh, reshard_after_forward=True, mp_policy=policy)
         for module in _sharded(net):
             module.set_gradient_divide_factor(1.0)  # a sum: losses are divided by the counts of the whole step
             module.set_force_sum_reduction_for_comms(True)
-        setattr(net, SHARDED_ENTRY, partial(score_here, net))
+        setattr(net, SHARDED_ENTRY, partial(_do, net))
         register_fsdp_forward_method(net, SHARDED_ENTRY)
-        self._own[id(net)] = {name: _local(p).detach().requires_grad_(True) for name, p in net.named_parameters()}
+        self._own[id(net)] = {
+            name: _local(p).detach().requires_grad_(p.requires_grad) for name, p in net.named_parameters()
+        }
 
     def own(self, net: Any) -> Named:
         """This rank's part of every parameter, as plain tensors in the very memory of the shards."""
@@ -172,17 +193,23 @@ class RankGroup(OneRank):
         rows = -(-len(value) // self.size)
         return value[min(self.index * rows, len(value)) : min((self.index + 1) * rows, len(value))]
 
+    def here(self, tensor: Tensor) -> Tensor:
+        """Its shard; of a tensor that is not cut, the tensor."""
+        from torch.distributed.tensor import DTensor
+
+        return _local(tensor) if isinstance(tensor, DTensor) else tensor
+
     def put(self, target: Tensor, value: Tensor) -> None:
         """Put this rank's rows of a whole tensor into its shard."""
         _local(target).copy_(self.part(value))
 
     # -- who scores what --------------------------------------------------------
 
-    def pieces(self, samples: list[TrainSample], cut: Cut) -> Pieces:
+    def pieces(self, samples: list[TrainSample], cut: Cut, together: int = 1) -> Pieces:
         """Its own microbatches, and as many that count for nothing as the busiest rank has more."""
-        shares = [list(cut(share)) for share in deal(samples, self.size)]
+        shares = [list(cut(share)) for share in deal(samples, self.size, together)]
         mine, most = shares[self.index], max(map(len, shares))
-        return [(piece, True) for piece in mine] + [(samples[:1], False)] * (most - len(mine))
+        return [(piece, True) for piece in mine] + [(samples[:together], False)] * (most - len(mine))
 
     def share_old(self, old: dict[tuple[str, int], Tensor], samples: Sequence[TrainSample]) -> None:
         """Added up: each row is there on one rank, and 0 on the others."""
@@ -230,6 +257,10 @@ class RankGroup(OneRank):
         """Whole numbers below 2**53 stay exact in float64."""
         return [int(row) for row in self._rows([float(count) for count in counts]).sum(0).tolist()]
 
+    def sum_each(self, values: Sequence[float]) -> list[float]:
+        """In float64, in the order of ranks."""
+        return [float(row) for row in self._rows(list(values)).sum(0).tolist()]
+
     def _most(self, value: float) -> float:
         return float(self._rows([value]).max())
 
@@ -253,16 +284,20 @@ class RankGroup(OneRank):
         return torch.stack(found)
 
 
-def deal(samples: Sequence[TrainSample], ranks: int) -> list[list[TrainSample]]:
+def deal(samples: Sequence[TrainSample], ranks: int, together: int = 1) -> list[list[TrainSample]]:
     """Consecutive shares of about equally many tokens, one per rank, in order; a share may be empty.
 
     Siblings stay together where they can: a prompt is computed once for those of one microbatch.
+
+    Args:
+        together: so many rows are never parted.
     """
     shares: list[list[TrainSample]] = [[] for _ in range(ranks)]
-    costs = [len(s.prompt_ids) + len(s.completion_ids) for s in samples]
+    units = [samples[i : i + together] for i in range(0, len(samples), together)]
+    costs = [sum(len(s.prompt_ids) + len(s.completion_ids) for s in unit) for unit in units]
     total, before = sum(costs), 0
-    for sample, cost in zip(samples, costs, strict=True):
-        shares[min(ranks - 1, (2 * before + cost) * ranks // (2 * total))].append(sample)
+    for unit, cost in zip(units, costs, strict=True):
+        shares[min(ranks - 1, (2 * before + cost) * ranks // (2 * total))] += unit
         before += cost
     return shares
 
@@ -284,14 +319,15 @@ def check_dealt(scored: Sequence[Sequence[Any]], samples: Sequence[TrainSample])
     )
 
 
-def gather_into(copies: Named, parts: Mapping[str, Tensor], *, keep: bool) -> None:
+def gather_into(copies: Named, parts: Mapping[str, Tensor], *, keep: bool, rounded: torch.dtype | None = None) -> None:
     """Whole tensors into memory that is there from the second time on; one at a time, so never two copies of all.
 
     Args:
         keep: on the rank that wants them; the others take part.
+        rounded: what they are rounded to, before they are sent.
     """
     for name, part in parts.items():
-        found = whole(part.detach())
+        found = whole(part.detach().to(part.dtype if rounded is None else rounded))
         if keep and name in copies:
             copies[name].copy_(found)
         elif keep:
@@ -320,6 +356,11 @@ def plain_stats(packed: Sequence[BatchStats]) -> list[dict[str, Any]]:
 def as_stats(told: Sequence[Mapping[str, Any]]) -> list[BatchStats]:
     """And back."""
     return [BatchStats(**each) for each in told]
+
+
+def _do(net: Any, work: Callable[..., Any], *args: Any, **words: Any) -> Any:
+    """What runs behind the door of a sharded network: see `forward.inside`."""
+    return work(net, *args, **words)
 
 
 def _sharded(net: Any) -> list[Any]:

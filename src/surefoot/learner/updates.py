@@ -126,24 +126,30 @@ class CountedStep:
 
     Args:
         copies: by trained parameter, the coarser one that computes; each becomes its master, rounded.
+        rounds: what engines get every parameter rounded to, where nobody keeps such a copy.
     """
 
-    def __init__(self, optimiser: torch.optim.Optimizer, copies: Mapping[Tensor, Tensor] | None = None) -> None:
-        self.optimiser, self.copies = optimiser, copies or {}
+    def __init__(
+        self, optimiser: torch.optim.Optimizer, copies: Mapping[Tensor, Tensor] | None = None,
+        rounds: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        self.optimiser, self.copies, self.rounds = optimiser, copies or {}, rounds
         self.pieces = list(_pieces(optimiser))
         kinds = [(p.dtype, piece) for piece in self.pieces for p in piece.params[:1]]
         copied = [(piece, {self.copies[p].dtype for p in piece.params if p in self.copies}) for piece in self.pieces]
         kinds += [(dtype, piece) for piece, dtypes in copied for dtype in dtypes]
         kinds += [(torch.bool, piece) for piece in self.pieces]
+        kinds += [(rounds, piece) for piece in self.pieces if rounds is not None]
         self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         for dtype, device in {(dtype, piece.device) for dtype, piece in kinds}:
             size = max(piece.entries for kind, piece in kinds if (kind, piece.device) == (dtype, device))
-            rows = 2 if dtype == torch.bool or device.type in AT_ONCE else 1
+            rows = 2 if dtype in (torch.bool, rounds) or device.type in AT_ONCE else 1
             self._buffers[dtype, device] = torch.empty(rows, size, dtype=dtype, device=device)
         self._counts: dict[str, list[Tensor]] = {"changed": [], "published": [], "due": [], "taken": []}
 
     def take(self) -> StepUpdates:
         """Step every parameter that has a gradient, once."""
+        moments_of(self.optimiser).look(self.optimiser)
         groups = self.optimiser.param_groups
         whole = [group["params"] for group in groups]
         try:
@@ -165,6 +171,8 @@ class CountedStep:
         now, new = self._views(piece, params[0].dtype, 1)
         torch._foreach_copy_(kept, params)
         self.optimiser.step()
+        if self.rounds is not None:
+            self._count_rounded(piece, self.rounds, params, kept)
         torch._foreach_copy_(now, params)
         changed, due = self._buffers[torch.bool, piece.device][:, : piece.entries]
         torch.ne(flat, new, out=changed)
@@ -174,7 +182,8 @@ class CountedStep:
             torch.ge(asked, 1.0, out=due)  # 0 / 0, without epsilon and gradient, is not due
             self._counts["due"].append(_count(due))
             self._counts["taken"].append(_count(due.logical_and_(changed)))
-        self._counts["published"].append(self._round_down_at_once(piece, params, changed))
+        if self.rounds is None:
+            self._counts["published"].append(self._round_down_at_once(piece, params, changed))
 
     def _round_down_at_once(self, piece: Piece, params: list[Tensor], changed: Tensor) -> Tensor:
         copies = [self.copies[p].detach() for p in piece.params if p in self.copies]
@@ -194,6 +203,8 @@ class CountedStep:
         for p, old in zip(params, kept, strict=True):
             old.copy_(p.detach())
         self.optimiser.step()
+        if self.rounds is not None:
+            self._count_rounded(piece, self.rounds, [p.detach() for p in params], kept)
         for p, old, new in zip(params, kept, is_new, strict=True):
             torch.ne(p.detach(), old, out=new)
         self._counts["changed"].append(_count(all_new))
@@ -202,7 +213,17 @@ class CountedStep:
             torch.ge(self._asked(piece, group, kept, flat), 1.0, out=is_due)  # 0 / 0 is not due
             self._counts["due"].append(_count(is_due))
             self._counts["taken"].append(_count(is_due.logical_and_(all_new)))
-        self._counts["published"].append(self._round_down(piece, is_new, all_new))
+        if self.rounds is None:
+            self._counts["published"].append(self._round_down(piece, is_new, all_new))
+
+    def _count_rounded(self, piece: Piece, dtype: torch.dtype, params: list[Tensor], kept: list[Tensor]) -> None:
+        """In how many entries the parameters, rounded, are another number than before; nobody keeps them rounded."""
+        before, old = self._views(piece, dtype)
+        now, new = self._views(piece, dtype, 1)
+        torch._foreach_copy_(before, kept)
+        torch._foreach_copy_(now, params)
+        differs = self._buffers[torch.bool, piece.device][0, : piece.entries]
+        self._counts["published"].append(_count(torch.ne(old, new, out=differs)))
 
     def _asked(
         self, piece: Piece, group: Mapping[str, Any], kept: list[Tensor], flat: Tensor,

@@ -360,7 +360,8 @@ def build(
         ),
     )  # fmt: skip
     ahead = sample_ahead_here(config, engine, collector) if config.max_staleness > 0 else None
-    policy = ready.policy if config.lora.rank is None else replace(ready.policy, masters=None)  # nobody needs them
+    spared = config.lora.rank is not None or config.runtime.learner_ranks > 1  # nobody needs masters that are whole
+    policy = replace(ready.policy, masters=None) if spared else ready.policy
     return Parts(
         policy, ready.codec, learner, runtime, ready.prompts,
         ready.train, ready.heldout, ready.left_out, ready.cramped, identity, ahead,

@@ -56,10 +56,9 @@ def main() -> int:
 
 def _follow(questions: IO[bytes], say: Any) -> None:
     from surefoot.config import Config
-    from surefoot.learner.grpo import GRPOLearner
     from surefoot.learner.model import load_policy, resolve_device
     from surefoot.learner.sharding import RankGroup
-    from surefoot.run.model import set_determinism, settings_of
+    from surefoot.run.model import codec_of, lora_settings, make_learner, set_determinism
     from surefoot.runtime.learner_ranks import RankStart, follow, join
 
     start = RankStart(**json.loads(questions.readline()))
@@ -71,14 +70,15 @@ def _follow(questions: IO[bytes], say: Any) -> None:
         import torch
 
         torch.cuda.set_device(start.index)
-    policy = load_policy(config.model, base=base, device=device, dtype=config.dtype)
-    settings = settings_of(config, base, policy)
+    policy = load_policy(config.model, base=base, device=device, dtype=config.dtype, lora=lora_settings(config))
+    codec = codec_of(config, base, policy)
     say({"made": "loaded"})
     if not questions.readline():
         return
     join(start.index, start.size, start.store, start.deadline_s, device)
     ranks = RankGroup(next(policy.model.parameters()).device)
-    learner = GRPOLearner(policy.model, settings, tokenizer=policy.tokenizer, ranks=ranks)
+    learner = make_learner(config, base, policy, codec, (), ranks)  # tasks are rank 0's
+    del policy  # whole weights that were cut
     say({"made": "joined"})
     follow(learner, questions, say)
 

@@ -21,7 +21,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -42,7 +41,7 @@ from surefoot.system.environment import inherited
 from surefoot.system.files import APPEND, plain_descriptor
 from surefoot.system.frames import LinePipe, PipeFloodedError
 from surefoot.system.heartbeat import tick
-from surefoot.system.process import Child
+from surefoot.system.process import Child, temporary_folder
 
 if TYPE_CHECKING:
     from surefoot.learner.grpo import GRPOLearner
@@ -110,7 +109,7 @@ class FollowerRanks:
         self, size: int, config: str, base: Path, *, logs: Path, deadline_s: float, start_timeout_s: float
     ) -> None:
         self.size, self.deadline_s, self.start_timeout_s = size, deadline_s, start_timeout_s
-        self.folder = Path(tempfile.mkdtemp(prefix="surefoot-ranks-"))
+        self.folder = temporary_folder("surefoot-ranks-")
         self.store = str(self.folder / "store")
         self.logs = {index: logs / f"learner-rank-{index}.log" for index in range(1, size)}
         self.children: dict[int, Child] = {}
@@ -297,7 +296,7 @@ class LedLearner:
     """`protocols.Learner` on several ranks: every call is one of all of them."""
 
     adapter: Adapter | None = None
-    """None: the config refuses one on several ranks."""
+    """None: an adapter is handed over to answer with it, and then one process answers."""
 
     def __init__(self, own: GRPOLearner, ranks: FollowerRanks) -> None:
         self.own, self.ranks = own, ranks

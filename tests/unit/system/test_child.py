@@ -17,7 +17,7 @@ import pytest
 
 from surefoot.system import process
 from surefoot.system.deadline import Deadline
-from surefoot.system.process import Child, descendants, exists, is_alive, start_ticks, title
+from surefoot.system.process import Child, descendants, exists, is_alive, start_ticks, temporary_folder, title
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
@@ -239,3 +239,16 @@ def test_descendants_are_found_where_other_users_processes_are_hidden(monkeypatc
     monkeypatch.setattr(psutil.Process, "children", hidden)
     with up(SLEEPS)[0] as child:
         assert child.pid in descendants(os.getpid())
+
+
+def test_a_temporary_folder_outlives_its_process_only_until_the_next_is_made(tmp_path: Path) -> None:
+    script = f"from surefoot.system.process import temporary_folder as make; make('kind-', {str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    (left,) = tmp_path.iterdir()
+    for kept in ("kind-none", f"kind-{os.getpid()}-x", "other-1-x"):
+        (tmp_path / kept).mkdir()
+    made = temporary_folder("kind-", str(tmp_path))
+    assert made.name.startswith(f"kind-{os.getpid()}-")
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert {path.name for path in tmp_path.iterdir()} == {made.name, "kind-none", f"kind-{os.getpid()}-x", "other-1-x"}
+    assert not left.exists(), "of a process that is gone"

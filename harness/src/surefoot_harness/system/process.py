@@ -21,9 +21,11 @@ import ctypes
 import math
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -401,6 +403,22 @@ def exists(pid: int) -> bool:
         return bool(psutil.pid_exists(pid))
     except OverflowError:  # larger than any process number can be
         return False
+
+
+def temporary_folder(prefix: str, within: str | None = None) -> Path:
+    """A new folder that is ours alone; those of this prefix whose process is gone, killed before it could, are removed.
+
+    Args:
+        prefix: with the dash it ends in; our process's number follows it.
+        within: where, if not where temporary things usually are.
+    """
+    place = tempfile.gettempdir() if within is None else within
+    for old in Path(place).glob(f"{prefix}*"):
+        owner = old.name.removeprefix(prefix).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if owner.isdigit() and not exists(int(owner)) and old.stat().st_uid == os.getuid():
+                shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=place))
 
 
 def is_alive(pid: int) -> bool:

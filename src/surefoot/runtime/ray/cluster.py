@@ -36,7 +36,7 @@ from typing import Any
 from surefoot.errors import ConfigError, FleetError, SecurityError, StateError
 from surefoot.runtime.ray.reaper import MARK, READY
 from surefoot.system.environment import inherited
-from surefoot.system.process import Child, exists
+from surefoot.system.process import Child, temporary_folder
 from surefoot.system.text import remember
 
 _REAPER = Path(__file__).with_name("reaper.py")
@@ -77,9 +77,8 @@ class Cluster:
         return self.address is None
 
     def _start(self, processes: int) -> None:
-        _sweep_old_folders()
         # Ray opens its own folder to everybody (0777); the one around it is ours alone.
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder()))
+        self.folder = temporary_folder(_PREFIX, _short_folder())
         try:
             self._reaper = _start_reaper(self.mark, self.folder)
             with _environment({MARK: self.mark, _MODE: "token", _TOKEN: _token()}):
@@ -253,15 +252,6 @@ def _set(entries: Mapping[str, str | None]) -> None:
 def _short_folder() -> str:
     usual = tempfile.gettempdir()
     return usual if len(usual) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 - mkdtemp makes it ours alone
-
-
-def _sweep_old_folders() -> None:
-    """Folders of drivers that are gone, and whose reaper was ended with them."""
-    for folder in Path(_short_folder()).glob(f"{_PREFIX}*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        with contextlib.suppress(OSError):
-            if owner.isdigit() and not exists(int(owner)) and folder.stat().st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start_reaper(mark: str, folder: Path) -> Child:
