@@ -74,7 +74,7 @@ def test_what_was_never_cut_over_ranks_is_refused_by_name_in_a_dry_run_too(tmp_p
         ran = surefoot("train", *WORDS, "model=gemma", "tasks=builtin:sums", ranks, *dry, cwd=tmp_path)
         assert ran.code == 4, ran.out + ran.err
         assert "were never cut over ranks here" in ran.err
-    for word in ("optim=sgd", "optim=adamw_8bit", "lora.rank=4", "dtype=bfloat16", "runtime.kind=ray"):
+    for word in ("optim=sgd", "optim=adamw_8bit", "lora.rank=4", "dtype=bfloat16"):
         ran = surefoot("train", *WORDS, ranks, word, "--dry-run", cwd=tmp_path)
         assert ran.code == 2, ran.out + ran.err
         assert "runtime.learner_ranks = 2 with " + word.partition("=")[0] in ran.err, ran.err
