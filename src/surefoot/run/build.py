@@ -58,6 +58,7 @@ from surefoot.system.hashing import sha256_of_sized
 from surefoot.tools.toolkits import ToolkitSpec, fingerprint
 
 if TYPE_CHECKING:
+    from surefoot.run.launcher import LaunchedRanks
     from surefoot.run.session import RunContext
 
 
@@ -330,7 +331,7 @@ class Parts:
 
 def build(
     config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path | None = None, *,
-    answer_only: bool = False, adapter: Path | None = None,
+    answer_only: bool = False, adapter: Path | None = None, launched: LaunchedRanks | None = None,
 ) -> Parts:  # fmt: skip
     """Load the model, encode every prompt once, and wire the rest.
 
@@ -338,6 +339,7 @@ def build(
         logs: where processes of this run write what they print; needed for those that are not this one.
         answer_only: nothing will be trained, so a server that takes no weights will do.
         adapter: a checkpoint whose adapter the model begins with.
+        launched: the other ranks of the learner, where a launcher has started them.
     """
     if not answer_only:
         check_own_code(config)
@@ -357,7 +359,7 @@ def build(
             adapter_plan(config, base, adapter)
         ready = prepare(config, base, inputs, specs, None if toolkit is None else toolkit.routes)
         identity = run_fingerprint(ready, specs)  # before an adapter is put into the network
-        learner, close_learner = _learner(config, base, ready, None if answer_only else logs)
+        learner, close_learner = _learner(config, base, ready, None if answer_only else logs, launched)
         stack.callback(close_learner)
         if adapter is not None and learner.adapter is not None:
             learner.adapter.load(adapter)
@@ -388,7 +390,7 @@ def build(
 
 
 def _learner(
-    config: Config, base: Path, ready: Prepared, logs: Path | None
+    config: Config, base: Path, ready: Prepared, logs: Path | None, launched: LaunchedRanks | None
 ) -> tuple[GRPOLearner | LedLearner, Callable[[], None]]:
     """The learner of a run in this process, and what ends its other ranks; without `logs` it has none."""
     size = config.runtime.learner_ranks
@@ -398,7 +400,8 @@ def _learner(
     refuse_too_few_gpus(size, next(ready.policy.model.parameters()).device.type)
     limits = ranks_of(config)
     others = FollowerRanks(
-        start_followers(size, logs), [config.model_dump_json(), str(base)], deadline_s=limits.deadline_s,
+        start_followers(size, logs) if launched is None else launched.followers(logs),
+        [config.model_dump_json(), str(base), str(logs.absolute())], deadline_s=limits.deadline_s,
         start_timeout_s=limits.start_timeout_s,
     )  # fmt: skip
     learner = lead(others, ready.policy, partial(make_learner, config, base, ready.policy, ready.codec, ready.train))

@@ -11,27 +11,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surefoot.errors import ConfigError
 from surefoot.system.process import die_with_parent
 
 if TYPE_CHECKING:
     from surefoot.runtime.specs import LearnerSpec
-
-
-def refuse_launcher(environ: Mapping[str, str]) -> None:
-    """Raise where a launcher starts the same command many times: each of them would be a run of its own."""
-    size = environ.get("WORLD_SIZE", "1")
-    if "LOCAL_RANK" in environ and size.isdigit() and int(size) > 1:
-        raise ConfigError(
-            f"this is one of {size} processes of a launcher (WORLD_SIZE, LOCAL_RANK)",
-            "each would sample, train and save a run of its own; surefoot starts the ranks of its learner itself",
-            f"start it once, without torchrun or accelerate launch, with runtime.learner_ranks={size}",
-        )
 
 
 def main() -> int:
@@ -46,8 +33,8 @@ def main() -> int:
     return int(rank.failed)
 
 
-def recipe_of(index: int, config_json: str, base: str) -> LearnerSpec:
-    """What this rank's model and learner are made of, by the run's config."""
+def recipe_of(index: int, config_json: str, base: str, logs: str) -> LearnerSpec:
+    """What this rank's model and learner are made of, by the run's config; its own log is open already."""
     from surefoot.config import Config
     from surefoot.run.build import learner_spec
     from surefoot.run.model import set_determinism

@@ -158,18 +158,6 @@ def test_what_several_ranks_do_not_do_is_refused_by_name(configure: Any, keys: d
         configure(**keys)
 
 
-def test_a_launcher_that_starts_many_is_refused_before_anything_is_read(
-    configure: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from surefoot.run.session import train
-
-    for name, value in {"WORLD_SIZE": "4", "LOCAL_RANK": "1", "RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="one of 4 processes of a launcher") as refused:
-        train(configure(), view=None)  # type: ignore[arg-type]
-    assert "runtime.learner_ranks=4" in refused.value.fix
-
-
 @pytest.mark.config_key("runtime.engine_gpus")
 def test_each_engine_reserves_its_gpus(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, transport = fleet_of(site(runtime__engine_gpus=0.5), monkeypatch)
