@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from command import ROOT, surefoot
-from test_learner_ranks import WORDS, metrics, ranks_of, weights
+from rank_runs import WORDS, metrics, ranks_of, weights
 
 from surefoot.system.process import is_alive
 
