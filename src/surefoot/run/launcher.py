@@ -74,9 +74,9 @@ def launch_of(environ: Mapping[str, str]) -> Launch | None:
         >>> launch_of({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}) is None
         True
     """
-    if "LOCAL_RANK" not in environ or environ.get("WORLD_SIZE", "1") == "1":
+    if "LOCAL_RANK" not in environ or (size := _whole(environ, "WORLD_SIZE", "1")) == 1:
         return None
-    rank, size, here = (_whole(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    rank, here = _whole(environ, "RANK"), _whole(environ, "LOCAL_WORLD_SIZE")
     if not 0 <= rank < size:
         raise _unusable(f"RANK = {rank} with WORLD_SIZE = {size}")
     if here != size:
@@ -330,7 +330,9 @@ def _leave_with_rank_0(connection: socket.socket) -> None:
     watch.register(connection, getattr(select, "POLLRDHUP", 0))
     while not watch.poll():
         pass
-    threading.Timer(_LEAVE_S, os._exit, (0,)).start()
+    last = threading.Timer(_LEAVE_S, os._exit, (0,))
+    last.daemon = True
+    last.start()
 
 
 def _begin(index: int, config_json: str, base: str, logs: str) -> LearnerSpec:
