@@ -179,10 +179,10 @@ def test_a_run_that_fails_is_one_failure_of_rank_0(launched: Callable[..., Launc
 
 LOST_STEP = """
 from surefoot.runtime import learner_ranks
-real = learner_ranks.FollowerRanks._ask
-def ask(self, index, question, seconds):
-    return real(self, index, ["score", [], 1.0] if question[0] == "learn" else question, seconds)
-learner_ranks.FollowerRanks._ask = ask
+real = learner_ranks.PipedFollower.ask
+def ask(self, line, seconds):
+    return self.pipe.exchange(b"", seconds) if line.startswith(b'["learn"') else real(self, line, seconds)
+learner_ranks.PipedFollower.ask = ask
 """
 
 
@@ -203,7 +203,7 @@ def test_planted_step_that_never_reaches_a_rank_is_a_lost_rank_in_time(
     code, said = run.end()
     assert code == 1, said
     assert not any("grad_norm" in row for row in metrics(run.run)), "no step was applied"
-    assert "the learner was lost: " in said
+    assert "the learner was lost: rank 1 gave no sign for 40 s: it hangs, or was stopped" in said
 
 
 def by_hand(launched: Callable[..., Launched], *words: str, path: Path | None = None) -> tuple[Launched, Launched]:

@@ -371,6 +371,8 @@ class FollowerRanks:
         for index, answer in told.items():
             if not isinstance(answer, dict) or "error" in answer:
                 return _gone(f"rank {index} failed{words[index]}", kind)
+        if own is not None and _is_of_collective(own):
+            return _apart(own)
         return own if own is not None else _gone("a rank failed", kind)
 
     def _last_lines(self, index: int) -> str:
@@ -398,6 +400,19 @@ def _answer(asked: Future[Any]) -> Any:
         return None
     error = asked.exception()
     return error if error is not None else asked.result()
+
+
+def _is_of_collective(error: BaseException) -> bool:
+    """Whether it is what lies between the ranks that says so, and not our own code."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+def _apart(error: BaseException) -> InvariantError:
+    return InvariantError(
+        f"rank 0 of the learner waited for ranks that were through: {' '.join(str(error).split())[:300]}",
+        "they did something else than rank 0, so the shards of the weights would be of different versions",
+        "nothing of it is saved; go on from the last checkpoint, and report it with the run folder",
+    )
 
 
 def _gone(cause: str, kind: type[LearnerLostError]) -> LearnerLostError:

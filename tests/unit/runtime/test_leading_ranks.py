@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from surefoot.errors import ConfigError, LearnerStartError, ModelError
+from surefoot.errors import ConfigError, InvariantError, LearnerLostError, LearnerStartError, ModelError
 from surefoot.runtime import learner_ranks
 from surefoot.runtime.learner_ranks import FollowerRanks, FollowingRank, MeetingPlace
 
@@ -89,6 +89,34 @@ def test_an_error_of_ours_on_a_rank_arrives_as_itself(led: Callable[..., Followe
     told = {"error": ["ConfigError", "this and that", "a reason", "a remedy"]}
     with pytest.raises(ConfigError, match="rank 1 of the learner: this and that"):
         led(Answers(told)).join(MODEL)
+
+
+def fails(error: Exception) -> Callable[[], Any]:
+    def own() -> Any:
+        raise error
+
+    return own
+
+
+def test_planted_other_question_for_a_rank_is_seen_when_rank_0_waits_in_vain(led: Callable[..., FollowerRanks]) -> None:
+    alone = RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:129] Timed out waiting 1000ms")
+    ranks = led(Answers({"made": 3}))
+    with pytest.raises(InvariantError, match=r"rank 0 of the learner waited for ranks that were through: .*Timed out"):
+        ranks.together("learn", [], fails(alone), str)
+    with pytest.raises(LearnerLostError, match="waited for ranks that were through"):
+        ranks.together("learn", [], lambda: 3, int)
+
+
+def test_a_bug_of_ours_on_rank_0_stays_one(led: Callable[..., FollowerRanks]) -> None:
+    with pytest.raises(KeyError, match="x"):
+        led(Answers({"made": 3})).together("learn", [], fails(KeyError("x")), str)
+
+
+def test_what_a_rank_made_of_a_call_has_to_be_what_rank_0_made(led: Callable[..., FollowerRanks]) -> None:
+    ranks = led(Answers({"made": [3, "0.5"]}))
+    assert ranks.together("learn", [], lambda: (3, "0.5"), list) == (3, "0.5")
+    with pytest.raises(InvariantError, match="rank 1 of the learner made something else of learn"):
+        ranks.together("learn", [], lambda: (3, "0.25"), list)
 
 
 def test_a_rank_says_what_it_could_not_do_and_does_no_more(capsys: pytest.CaptureFixture[str]) -> None:
