@@ -76,32 +76,41 @@ def test_a_stopped_rank_is_named_within_the_collectives_deadline(tmp_path: Path)
     assert not is_alive(pid), "Ray's own messages do not reach a stopped process"
 
 
-CROWDED = """
-import ray
+def planted(code: str) -> list[str]:
+    """The command, with this done once the cluster is there: ray may not be imported before."""
+    body = "\n".join("    " + line for line in code.strip().splitlines())
+    return [sys.executable, "-c", BEFORE_THE_LEARNER.replace("PLANTED", body.lstrip())]
+
+
+BEFORE_THE_LEARNER = """
 from surefoot.cli import main
 from surefoot.runtime.ray import runtime
 
-class Guest:
-    def there(self):
-        return True
-
-real = runtime.RayDeployment.start_learner
+real_start = runtime.RayDeployment.start_learner
 
 def start(self, recipe):
-    guest = ray.remote(Guest).options(num_cpus=int(ray.cluster_resources()["CPU"]) - 1).remote()
-    assert ray.get(guest.there.remote())
-    self.guest = guest
-    return real(self, recipe)
+    PLANTED
+    return real_start(self, recipe)
 
 runtime.RayDeployment.start_learner = start
 main()
+"""
+
+CROWDED = """
+import ray
+class Guest:
+    def there(self):
+        return True
+self.guest = ray.remote(Guest).options(num_cpus=int(ray.cluster_resources()["CPU"]) - 1).remote()
+ray.get(self.guest.there.remote())
 """
 """Somebody else has all places of the cluster but one."""
 
 
 def test_a_group_that_finds_no_room_is_an_error_with_what_was_asked_and_what_is_there(tmp_path: Path) -> None:
-    words = ("runtime.start_timeout_s=5", "runtime.learner_ranks=3")
-    with ray_run(tmp_path / "ray", *RANKS, *words, entry=[sys.executable, "-c", CROWDED]) as run:
+    words = [word for word in RANKS if not word.startswith("runtime.learner_ranks")]
+    words += ["runtime.start_timeout_s=5", "runtime.learner_ranks=3"]
+    with ray_run(tmp_path / "ray", *words, entry=planted(CROWDED)) as run:
         code, said = run.end()
     assert code == 77, said
     told = (
@@ -113,32 +122,24 @@ def test_a_group_that_finds_no_room_is_an_error_with_what_was_asked_and_what_is_
 
 
 CUT = """
-from surefoot.cli import main
 from surefoot.runtime.ray import learner_group
-
 real = learner_group.LearnerProcesses.start
-async def start(self):
+async def cut(self):
     return await real(self._replace(others=()))
-
-learner_group.LearnerProcesses.start = start
-main()
+learner_group.LearnerProcesses.start = cut
 """
 
 
 def test_cut_wire_ranks_that_are_not_handed_to_the_leader_end_the_start(tmp_path: Path) -> None:
-    with ray_run(tmp_path / "ray", *RANKS, entry=[sys.executable, "-c", CUT]) as run:
+    with ray_run(tmp_path / "ray", *RANKS, entry=planted(CUT)) as run:
         code, said = run.end()
     assert code != 0
     assert "2 ranks were placed, and 0 of them were handed on" in said
     assert run.step == 0
 
 
-ELSEWHERE = """
-from surefoot.cli import main
+OTHER_DISK = """
 from surefoot.runtime.ray import learner_group
-
-real = learner_group.follower
-
 class OtherDisk(learner_group.RankActor):
     def _answer(self, question):
         from surefoot.learner import model
@@ -149,15 +150,13 @@ class OtherDisk(learner_group.RankActor):
             return policy
         model.load_policy = other
         return super()._answer(question)
-
 learner_group.RankActor = OtherDisk
-main()
 """
 """The path of the model leads rank 1 to other weights, as on a machine with a disk of its own."""
 
 
 def test_planted_other_model_under_the_same_name_is_refused_before_anything_is_cut(tmp_path: Path) -> None:
-    with ray_run(tmp_path / "ray", *RANKS, entry=[sys.executable, "-c", ELSEWHERE]) as run:
+    with ray_run(tmp_path / "ray", *RANKS, entry=planted(OTHER_DISK)) as run:
         code, said = run.end()
     assert code == 4, said
     assert "ModelError: rank 1 of the learner loaded other weights than rank 0 from pebble" in said
