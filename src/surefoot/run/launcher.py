@@ -22,6 +22,7 @@ import select
 import signal
 import socket
 import stat
+import sys
 import tempfile
 import threading
 import time
@@ -327,7 +328,7 @@ def follow_launch(launch: Launch, asked: Mapping[str, Any], start_timeout_s: flo
 def _leave_with_rank_0(connection: socket.socket) -> None:
     """End this process when rank 0 has gone, also from the middle of a collective that nobody will finish."""
     watch = select.poll()
-    watch.register(connection, getattr(select, "POLLRDHUP", 0))
+    watch.register(connection, select.POLLRDHUP if sys.platform == "linux" else 0)
     while not watch.poll():
         pass
     last = threading.Timer(_LEAVE_S, os._exit, (0,))
