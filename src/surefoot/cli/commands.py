@@ -50,14 +50,14 @@ def _train(loaded: LoadedConfig, launched: LaunchedRanks | None = None) -> int:
 
 
 def _train_launched(words: Sequence[str], launch: Launch) -> int:
-    from surefoot.run.launcher import asked_of, part_of, refuse_foreign_owner, refuse_other_size, run_to_go_on_with
+    from surefoot.run.launcher import asked_of, part_of, refuse_other_size, refuse_unlaunchable, run_to_go_on_with
 
     loaded = _load(words)
     if RANKS in loaded.explicit:
         refuse_other_size(launch, loaded.config.runtime.learner_ranks, "in the config")
     else:
         loaded = _load([*words, f"{RANKS}={launch.size}"])
-    refuse_foreign_owner(loaded, launch)
+    refuse_unlaunchable(loaded, launch)
     if (run := run_to_go_on_with(loaded, launch)) is not None:
         return resume(run, [])
     asked = asked_of(loaded.resolved)

@@ -35,7 +35,6 @@ from surefoot.errors import ConfigError, LearnerStartError, SecurityError, State
 from surefoot.run.learner_rank import recipe_of
 from surefoot.system.deadline import Deadline
 from surefoot.system.files import APPEND, plain_descriptor
-from surefoot.system.process import is_alive
 from surefoot.system.signals import ASKING
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def refuse_other_size(launch: Launch, ranks: int, where: str) -> None:
         )
 
 
-def refuse_foreign_owner(loaded: LoadedConfig, launch: Launch) -> None:
+def refuse_unlaunchable(loaded: LoadedConfig, launch: Launch) -> None:
     """Raise for what a launcher's processes cannot be: ranks on Ray, or a run that a restart would not find."""
     if loaded.config.runtime.kind == "ray":
         raise ConfigError(
@@ -253,40 +252,18 @@ class LaunchedRanks:
 
     def followers(self, logs: Path) -> dict[int, Follower]:
         """They, ready to be led."""
-        from surefoot.runtime.learner_ranks import PipedFollower, log_of
-
-        class LaunchedFollower(PipedFollower):
-            """A rank that a launcher has started."""
-
-            def __init__(self, connection: socket.socket, pid: int, log: Path) -> None:
-                super().__init__(connection.fileno(), connection.fileno(), log)
-                self.connection, self.pid = connection, pid
-
-            def killed(self, wait_s: float) -> str | None:
-                """Nobody but the launcher knows the signal."""
-                deadline = Deadline(wait_s)
-                while wait_s and self.is_running and not deadline.expired:
-                    time.sleep(_PAUSE_S)
-                return None if self.is_running else f"(process {self.pid}) ended without a word, as after SIGKILL"
-
-            @property
-            def is_running(self) -> bool:
-                """By the table of processes."""
-                return is_alive(self.pid)
-
-            def end(self) -> None:
-                """It ends with the connection."""
-                _hang_up(self.connection)
+        from surefoot.runtime.learner_ranks import SocketFollower, log_of
 
         return {
-            index: LaunchedFollower(connection, pid, log_of(logs, index))
+            index: SocketFollower(connection, pid, log_of(logs, index))
             for index, (connection, pid) in sorted(self._connections.items())
         }
 
     def close(self) -> None:
         """Let them go. May be called twice."""
         for connection, _ in self._connections.values():
-            _hang_up(connection)
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         self._forget()
 
     def _forget(self) -> None:
@@ -298,11 +275,6 @@ class LaunchedRanks:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)  # not closed: a thread may be reading from it
 
 
 # -- The other ranks --------------------------------------------------------------------------------
@@ -403,8 +375,12 @@ def _read_line(connection: socket.socket, deadline: Deadline) -> Any:
     inbox = b""
     while not inbox.endswith(b"\n") and len(inbox) < _HELLO_CAP:
         connection.settimeout(max(deadline.left, 0.01))
-        if not (block := connection.recv(1 << 16)):
-            raise _nobody("a process of the launcher left again, and", deadline)
+        try:
+            block = connection.recv(1 << 16)
+        except TimeoutError:
+            raise _nobody("the word of a process of the launcher that has connected", deadline) from None
+        if not block:
+            raise _nobody("the word of a process of the launcher, which left again,", deadline)
         inbox += block
     connection.settimeout(None)
     return json.loads(inbox)

@@ -19,6 +19,7 @@ Read next: `learner/sharding.py`, what is cut and who scores what; `run/learner_
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -45,12 +47,13 @@ from surefoot.learner.checkpoint import weights_at_start
 from surefoot.maths.checksums import checksums
 from surefoot.protocols import LearnerFacts, Scored, StepReport, WeightSource
 from surefoot.records import TrainSample
+from surefoot.system.deadline import Deadline
 from surefoot.system.environment import inherited
 from surefoot.system.files import APPEND, plain_descriptor
 from surefoot.system.frames import LinePipe, PipeFloodedError
 from surefoot.system.hashing import sha256_of_sized
 from surefoot.system.heartbeat import tick
-from surefoot.system.process import Child
+from surefoot.system.process import Child, is_alive
 
 if TYPE_CHECKING:
     from surefoot.learner.grpo import GRPOLearner
@@ -65,6 +68,8 @@ LAST_WORDS_S = 5.0
 """How long the other ranks may take to say why they ended, once it is known that one has."""
 DYING_S = 2.0
 """How long one whose pipe has ended may take to have an exit code."""
+PAUSE_S = 0.05
+"""Between two looks at a process that is nobody's child here."""
 SAID = 20
 """Lines of a rank's log in an error."""
 
@@ -204,6 +209,35 @@ class ChildFollower(PipedFollower):
     def end(self) -> None:
         """With everything that it started."""
         self.child.end()
+
+
+class SocketFollower(PipedFollower):
+    """A rank that a launcher has started, and that has connected to this process.
+
+    Args:
+        connection: its end closes that process; somebody else closes it.
+    """
+
+    def __init__(self, connection: socket.socket, pid: int, log: Path) -> None:
+        super().__init__(connection.fileno(), connection.fileno(), log)
+        self.connection, self.pid = connection, pid
+
+    def killed(self, wait_s: float) -> str | None:
+        """Nobody but the launcher knows the signal."""
+        deadline = Deadline(wait_s)
+        while self.is_running and not deadline.expired:
+            time.sleep(PAUSE_S)
+        return None if self.is_running else f"(process {self.pid}) ended without a word, as after SIGKILL"
+
+    @property
+    def is_running(self) -> bool:
+        """By the table of processes."""
+        return is_alive(self.pid)
+
+    def end(self) -> None:
+        """It ends with the connection, which is not closed here: a thread may be reading from it."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
 
 def start_followers(size: int, logs: Path) -> dict[int, Follower]:

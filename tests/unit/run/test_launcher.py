@@ -186,6 +186,19 @@ def test_a_rank_that_does_not_come_is_named(launch: Launch) -> None:
         launcher._knock(launch, launcher.Deadline(0.2))
 
 
+def test_a_process_that_connects_and_says_nothing_is_not_waited_for_without_end(launch: Launch) -> None:
+    def come() -> None:
+        with launcher._knock(launch, launcher.Deadline(20)) as connection:
+            connection.recv(1)
+
+    thread = threading.Thread(target=come)
+    thread.start()
+    with pytest.raises(LearnerStartError, match="the word of a process of the launcher that has connected did not"):
+        LaunchedRanks(launch, {}, 0.5)
+    thread.join(20)
+    assert not thread.is_alive(), "it is told to go"
+
+
 def test_what_a_killed_rank_0_left_is_replaced_and_a_living_one_is_not(launch: Launch) -> None:
     path = launcher._place(launch)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
