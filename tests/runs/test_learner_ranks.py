@@ -4,47 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from command import surefoot
 from families import save_family
+from rank_runs import WORDS, metrics, ranks_of, weights
 from safetensors.torch import load_file
 
 from surefoot.system.process import is_alive
-
-WORDS = (
-    "num_tasks=64", "eval_steps=0", "heldout_fraction=0.1", "tasks_per_step=4", "num_generations=4", "threads=1",
-    "preflight_tasks=0", "num_iterations=2", "beta=0.05",
-)  # fmt: skip
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of the log so far, whole ones."""
-    path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    """Of the last checkpoint: those of the model, or of its adapter."""
-    folders = (run / "checkpoints").glob("step_*")
-    newest = max(folders, key=lambda path: int(path.name.removeprefix("step_")))
-    whole = newest / "model.safetensors"
-    return dict(load_file(whole if whole.exists() else newest / "adapter_model.safetensors"))
-
-
-def ranks_of(run: Path) -> list[int]:
-    """Process numbers of rank 1, from the first to the newest."""
-    log = run / "logs/learner-rank-1.log"
-    return [int(pid) for pid in re.findall(r"begins as process (\d+)", log.read_text())] if log.exists() else []
-
 
 MODES: dict[str, tuple[str, ...]] = {
     "every_weight": (),
@@ -106,7 +79,7 @@ def test_what_was_never_cut_over_ranks_is_refused_by_name_in_a_dry_run_too(tmp_p
         ran = surefoot("train", *WORDS, "model=gemma", "tasks=builtin:sums", ranks, *dry, cwd=tmp_path)
         assert ran.code == 4, ran.out + ran.err
         assert "were never cut over ranks here" in ran.err
-    for word in ("optim=adamw_8bit", "quantization=nf4", "runtime.kind=ray"):
+    for word in ("optim=adamw_8bit", "quantization=nf4"):
         ran = surefoot("train", *WORDS, ranks, word, "lora.rank=4", "--dry-run", cwd=tmp_path)
         assert ran.code == 2, ran.out + ran.err
         assert "runtime.learner_ranks = 2 with " + word.partition("=")[0] in ran.err, ran.err
@@ -226,6 +199,28 @@ def test_a_rank_that_goes_its_own_way_ends_the_run_by_name(
     assert told in said
     assert ended == code, said
     assert not any(is_alive(each) for each in ranks_of(run.run))
+
+
+OTHER_WEIGHTS = """
+import sys
+if "surefoot.run.learner_rank" in sys.orig_argv:
+    from surefoot.learner import model
+    real = model.load_policy
+    def other(*args, **keys):
+        policy = real(*args, **keys)
+        next(policy.model.parameters()).data.view(-1)[7] += 1e-3
+        return policy
+    model.load_policy = other
+"""
+
+
+def test_planted_rank_with_other_weights_is_refused_before_anything_is_cut(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OTHER_WEIGHTS)
+    run = Under(tmp_path, "max_steps=6", path=tmp_path)
+    code, said = run.end()
+    assert code == 4, said
+    assert "ModelError: rank 1 of the learner loaded other weights than rank 0 from pebble" in said
+    assert not run.run.exists(), "a start that is refused leaves no folder behind"
 
 
 def test_ranks_end_with_a_driver_that_is_killed_and_the_next_run_clears_up_behind_it(tmp_path: Path) -> None:

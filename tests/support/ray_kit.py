@@ -27,7 +27,7 @@ TINY = (
     "preflight_tasks=0 reward_workers=1 threads=1 device=cpu guard.mode=off runtime.engines=2 runtime.workers=2"
 ).split()
 """A step takes a tenth of a second; what takes time is the cluster."""
-_BEGINS = re.compile(r"^(\w+ ?\d*) begins as process (\d+)$", re.MULTILINE)
+_BEGINS = re.compile(r"^(\w[\w ]*) begins as process (\d+)$", re.MULTILINE)
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -51,11 +51,17 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def surefoot(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", "-V", is_eager=True, callback=_say_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """GRPO you can trust: train language models, and know that the training did what it said."""
+    command = context.invoked_subcommand
+    if "LOCAL_RANK" in os.environ and command != "train":
+        refused = guarded(partial(commands.refuse_launched, str(command)))
+        if refused:
+            sys.exit(refused)
 
 
 @app.command(context_settings=_PASS_ON)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,11 +20,22 @@ from surefoot.errors import ConfigError
 if TYPE_CHECKING:
     from surefoot.cli.runs import EvalOutput
     from surefoot.config.load import LoadedConfig
+    from surefoot.run.launcher import Launch, LaunchedRanks
+
+RANKS = "runtime.learner_ranks"
 
 
 def train(words: Sequence[str]) -> int:
-    """Run a training run and return its verdict's exit code."""
-    loaded = _load(words)
+    """Run a training run and return its verdict's exit code; under a launcher, this process's part of it."""
+    if "LOCAL_RANK" not in os.environ:
+        return _train(_load(words))
+    from surefoot.run.launcher import launch_of
+
+    launch = launch_of(os.environ)
+    return _train(_load(words)) if launch is None else _train_launched(words, launch)
+
+
+def _train(loaded: LoadedConfig, launched: LaunchedRanks | None = None) -> int:
     from surefoot import run as assemble
     from surefoot.report.console import open_view
     from surefoot.system.memory import own_this_process
@@ -31,25 +43,54 @@ def train(words: Sequence[str]) -> int:
     own_this_process()
     view = open_view(loaded.config.max_steps)
     try:
-        outcome = assemble.train(loaded, view=view)
+        outcome = assemble.train(loaded, view=view, launched=launched)
     finally:
         view.close()
     return outcome.exit_code
 
 
+def _train_launched(words: Sequence[str], launch: Launch) -> int:
+    from surefoot.run.launcher import asked_of, part_of, refuse_other_size, refuse_unlaunchable, run_to_go_on_with
+
+    loaded = _load(words)
+    if RANKS in loaded.explicit:
+        refuse_other_size(launch, loaded.config.runtime.learner_ranks, "in the config")
+    else:
+        loaded = _load([*words, f"{RANKS}={launch.size}"])
+    refuse_unlaunchable(loaded, launch)
+    if (run := run_to_go_on_with(loaded, launch)) is not None:
+        return resume(run, [])
+    asked = asked_of(loaded.resolved)
+    return part_of(launch, asked, loaded.config.runtime.start_timeout_s, partial(_train, loaded))
+
+
 def resume(run: Path, words: Sequence[str], *, allow_code: bool = False) -> int:
-    """Go on with an interrupted run, or make one longer; the verdict's exit code."""
+    """Go on with an interrupted run, or make one longer; the verdict's exit code. Under a launcher, as `train`."""
     max_steps = _new_length(words) if words else None
-    from surefoot import run as assemble
-    from surefoot.report.console import open_view
+    from surefoot.run.launcher import asked_of, launch_of, part_of, refuse_other_size
     from surefoot.run.store import load_run_config
     from surefoot.storage.run_folder import RunFolder
+
+    config = load_run_config(RunFolder.open(run)).config
+    go_on = partial(_resume, run, max_steps or config.max_steps, max_steps, allow_code)
+    if (launch := launch_of(os.environ)) is None:
+        return go_on()
+    refuse_other_size(launch, config.runtime.learner_ranks, f"the run in {run}")
+    asked = asked_of(config, run=str(run.resolve()), to_step=max_steps, allow_code=allow_code)
+    return part_of(launch, asked, config.runtime.start_timeout_s, go_on)
+
+
+def _resume(
+    run: Path, length: int, max_steps: int | None, allow_code: bool, launched: LaunchedRanks | None = None
+) -> int:
+    from surefoot import run as assemble
+    from surefoot.report.console import open_view
     from surefoot.system.memory import own_this_process
 
     own_this_process()
-    view = open_view(max_steps or load_run_config(RunFolder.open(run)).config.max_steps)
+    view = open_view(length)
     try:
-        outcome = assemble.resume(run, view=view, max_steps=max_steps, allow_code=allow_code)
+        outcome = assemble.resume(run, view=view, max_steps=max_steps, allow_code=allow_code, launched=launched)
     finally:
         view.close()
     return outcome.exit_code
@@ -70,8 +111,17 @@ def _new_length(words: Sequence[str]) -> int:
     return int(values[0])
 
 
+def refuse_launched(command: str) -> int:
+    """What is no part of a launcher's work: everything but `train`; 0 where there is no launcher."""
+    from surefoot.run.launcher import refuse_launcher
+
+    refuse_launcher(os.environ, f"`surefoot {command}` was started")
+    return 0
+
+
 def plan(words: Sequence[str], *, start_tools: bool = False) -> int:
     """`train --dry-run`."""
+    refuse_launched("train --dry-run")
     loaded = _load(words)
     from surefoot.run.dry_run import dry_run
 

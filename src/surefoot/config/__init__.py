@@ -95,10 +95,10 @@ class RuntimeConfig(Table):
     """GPUs that each engine replica reserves in the cluster; a fraction shares one."""
 
     learner_gpus: Float = 0.0
-    """GPUs that the learner reserves in the cluster, 1 at most: one process learns on one GPU; for more see learner_ranks."""
+    """GPUs that each rank of the learner reserves in the cluster, 1 at most: a process learns on one GPU; for more see learner_ranks."""
 
     learner_ranks: Int = 1
-    """Processes that share the learner's weights, gradients, optimiser and samples (FSDP2), each on a GPU of its own where there are GPUs; docs/models.md, Several devices."""
+    """Processes that share the learner's weights, gradients, optimiser and samples (FSDP2), each on a GPU of its own where there are GPUs; on Ray they are placed together. Under torchrun or accelerate launch it is the number of processes that those start; docs/models.md, Several devices."""
 
     start_timeout_s: Float = 120.0
     """Seconds that one engine, worker or learner may take to start."""

@@ -364,14 +364,13 @@ def _rank_problems(config: Config) -> Iterator[str]:
     runtime = config.runtime
     if runtime.learner_gpus > 1:
         yield (
-            f"runtime.learner_gpus = {runtime.learner_gpus:g}: one process learns on one GPU, and the others would be "
-            'reserved for nobody; set it to 1, or run without Ray (runtime.kind = "local") with runtime.learner_ranks'
+            f"runtime.learner_gpus = {runtime.learner_gpus:g}: a rank of the learner computes on one GPU, and the others "
+            f"would be reserved for nobody; set it to 1, and runtime.learner_ranks to how many learn together"
         )
     if runtime.learner_ranks <= 1:
         return
     ranks = f"runtime.learner_ranks = {runtime.learner_ranks}"
     not_yet = {
-        'runtime.kind = "ray": on Ray the learner is one process; use "local"': runtime.kind == "ray",
         'engine.kind = "vllm": both want the one process group of this process; use "embedded"': (
             config.engine.kind == "vllm"
         ),
@@ -384,6 +383,25 @@ def _rank_problems(config: Config) -> Iterator[str]:
         'device = "mps": it has no collectives; use "cpu" or "cuda"': config.device == "mps",
     }
     yield from (f"{ranks} with {what}" for what, found in not_yet.items() if found)
+    yield from _rank_size_problems(config, ranks)
+
+
+def _rank_size_problems(config: Config, ranks: str) -> Iterator[str]:
+    """Ranks that would have nothing to do, or no GPU to do it on. Nothing has to divide: shares go by tokens."""
+    runtime, rollouts = config.runtime, config.rollouts_per_step
+    if runtime.learner_ranks > rollouts > 0:
+        yield (
+            f"{ranks} with tasks_per_step x num_generations = {config.tasks_per_step} x {config.num_generations} = "
+            f"{rollouts}: each sample is scored by one rank, and {runtime.learner_ranks - rollouts} of them would never "
+            f"have one; use {rollouts} ranks at most"
+        )
+    if runtime.kind == "ray" and (
+        0 < runtime.learner_gpus < 1 or (config.device == "cuda" and not runtime.learner_gpus)
+    ):
+        yield (
+            f"{ranks} with runtime.learner_gpus = {runtime.learner_gpus:g}: ranks would share a GPU, which NCCL refuses; "
+            "set it to 1, a GPU for each"
+        )
 
 
 def _batch_problems(config: Config) -> Iterator[str]:

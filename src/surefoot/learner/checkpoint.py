@@ -45,6 +45,7 @@ from surefoot.system.files import open_plain, storage_error
 
 if TYPE_CHECKING:
     from surefoot.learner.grpo import GRPOLearner
+    from surefoot.learner.model import Policy
 
 """The form of what is written here; a reader refuses a larger number."""
 FOLDER = "training"
@@ -197,6 +198,12 @@ def weights_of(net: Any) -> Named:
     for name, value in net.state_dict(keep_vars=True).items():
         seen.setdefault(id(value), name)
     return {name: value for name, value in net.state_dict(keep_vars=True).items() if seen[id(value)] == name}
+
+
+def weights_at_start(policy: Policy) -> Named:
+    """All the numbers of a policy that was just loaded, before an adapter is put into it: what it is known by."""
+    held = {} if policy.quantised is None else policy.quantised.held
+    return weights_of(policy.model) | dict(policy.masters or {}) | dict(held)
 
 
 def _saved(learner: GRPOLearner) -> Named:

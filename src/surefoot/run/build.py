@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +17,7 @@ from surefoot.config import Config
 from surefoot.config.choices import engine_facts
 from surefoot.learner.architectures import attention_of, refuse_beyond, refuse_cut
 from surefoot.learner.chat import ChatCodec
-from surefoot.learner.checkpoint import weights_of
+from surefoot.learner.checkpoint import weights_at_start
 from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.model import Policy, resolve_device
 from surefoot.protocols import EngineInputs, Learner, ServingEngine, ToolSpec
@@ -24,21 +25,40 @@ from surefoot.records import Task
 from surefoot.rewards.pool import RewardPool
 from surefoot.rewards.rules import EvalSet
 from surefoot.run.inputs import Inputs
-from surefoot.run.model import Prepared, adapter_plan, check_own_code, make_learner, prepare, probe_tolerance
+from surefoot.run.model import (
+    Prepared,
+    adapter_plan,
+    channels_of,
+    check_own_code,
+    lora_settings,
+    make_learner,
+    prepare,
+    probe_tolerance,
+    settings_of,
+)
 from surefoot.runtime.async_queue import AsyncTaskQueue
 from surefoot.runtime.base import BaseRuntime
-from surefoot.runtime.learner_ranks import LedLearner
+from surefoot.runtime.learner_ranks import FollowerRanks, LedLearner, lead, refuse_too_few_gpus, start_followers
 from surefoot.runtime.local import LocalRolloutRunner, LocalRuntime
 from surefoot.runtime.requests import RolloutRequest, RolloutRunner, request_for
 from surefoot.runtime.rollout import RolloutCollector
 from surefoot.runtime.sampler import AsyncSampler
-from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec, ServedHere, WorkerSpec, portable
+from surefoot.runtime.specs import (
+    EmbeddedEngineSpec,
+    EngineSpec,
+    LearnerRanks,
+    LearnerSpec,
+    ServedHere,
+    WorkerSpec,
+    portable,
+)
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.runtime.weights import DEADLINE_S, AsyncScore, Publisher, Score, make_probes
 from surefoot.system.hashing import sha256_of_sized
 from surefoot.tools.toolkits import ToolkitSpec, fingerprint
 
 if TYPE_CHECKING:
+    from surefoot.run.launcher import LaunchedRanks
     from surefoot.run.session import RunContext
 
 
@@ -311,7 +331,7 @@ class Parts:
 
 def build(
     config: Config, base: Path, inputs: Inputs, pool: RewardPool, logs: Path | None = None, *,
-    answer_only: bool = False, adapter: Path | None = None,
+    answer_only: bool = False, adapter: Path | None = None, launched: LaunchedRanks | None = None,
 ) -> Parts:  # fmt: skip
     """Load the model, encode every prompt once, and wire the rest.
 
@@ -319,6 +339,7 @@ def build(
         logs: where processes of this run write what they print; needed for those that are not this one.
         answer_only: nothing will be trained, so a server that takes no weights will do.
         adapter: a checkpoint whose adapter the model begins with.
+        launched: the other ranks of the learner, where a launcher has started them.
     """
     if not answer_only:
         check_own_code(config)
@@ -338,7 +359,7 @@ def build(
             adapter_plan(config, base, adapter)
         ready = prepare(config, base, inputs, specs, None if toolkit is None else toolkit.routes)
         identity = run_fingerprint(ready, specs)  # before an adapter is put into the network
-        learner, close_learner = _learner(config, base, ready, None if answer_only else logs)
+        learner, close_learner = _learner(config, base, ready, None if answer_only else logs, launched)
         stack.callback(close_learner)
         if adapter is not None and learner.adapter is not None:
             learner.adapter.load(adapter)
@@ -370,30 +391,38 @@ def build(
 
 
 def _learner(
-    config: Config, base: Path, ready: Prepared, logs: Path | None
+    config: Config, base: Path, ready: Prepared, logs: Path | None, launched: LaunchedRanks | None
 ) -> tuple[GRPOLearner | LedLearner, Callable[[], None]]:
     """The learner of a run in this process, and what ends its other ranks; without `logs` it has none."""
     size = config.runtime.learner_ranks
     if size == 1 or logs is None:
         return make_learner(config, base, ready.policy, ready.codec, ready.train), lambda: None
-    from surefoot.learner.sharding import RankGroup
-    from surefoot.runtime.learner_ranks import FollowerRanks, refuse_too_few_gpus
-
-    device = next(ready.policy.model.parameters()).device
     refuse_cut(ready.policy.spec.beyond, size)
-    refuse_too_few_gpus(size, device.type)
+    refuse_too_few_gpus(size, next(ready.policy.model.parameters()).device.type)
+    limits = ranks_of(config)
     others = FollowerRanks(
-        size, config.model_dump_json(), base, logs=logs, deadline_s=0.8 * config.stall_timeout_s,
-        start_timeout_s=config.runtime.start_timeout_s,
+        start_followers(size, logs) if launched is None else launched.followers(logs),
+        [config.model_dump_json(), str(base), str(logs.absolute())], deadline_s=limits.deadline_s,
+        start_timeout_s=limits.start_timeout_s,
     )  # fmt: skip
-    try:
-        others.join(device.type)
-        own = make_learner(config, base, ready.policy, ready.codec, ready.train, RankGroup(device))
-        others.joined()
-    except BaseException:
-        others.close()
-        raise
-    return LedLearner(own, others), others.close
+    learner = lead(others, ready.policy, partial(make_learner, config, base, ready.policy, ready.codec, ready.train))
+    return learner, learner.close
+
+
+def learner_spec(config: Config, base: Path, train: Sequence[Task]) -> LearnerSpec:
+    """What it takes to make the learner, or a rank of it, in a process of its own."""
+    beside = config.alpha_sdpo > 0 or config.beta_replay > 0
+    return LearnerSpec(
+        config.model, base, config.device, config.dtype, settings=partial(settings_of, config, base),
+        channels=partial(channels_of, config, base, tuple(train)) if beside else None, lora=lora_settings(config),
+        ranks=ranks_of(config) if config.runtime.learner_ranks > 1 else None,
+    )  # fmt: skip
+
+
+def ranks_of(config: Config) -> LearnerRanks:
+    """How many share the learner. A rank that only waits is noticed before the whole run is taken for stuck."""
+    keys = config.runtime
+    return LearnerRanks(keys.learner_ranks, 0.8 * config.stall_timeout_s, keys.start_timeout_s, keys.learner_gpus)
 
 
 def run_fingerprint(ready: Prepared, tools: Sequence[ToolSpec] = ()) -> dict[str, str]:
@@ -416,7 +445,6 @@ def _train_digest(train: Sequence[Task]) -> str:
 
 
 def _weight_bytes(policy: Policy) -> Iterator[bytes]:
-    held = {} if policy.quantised is None else policy.quantised.held
-    for name, value in (weights_of(policy.model) | dict(policy.masters or {}) | held).items():
+    for name, value in weights_at_start(policy).items():
         yield name.encode()
         yield value.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()

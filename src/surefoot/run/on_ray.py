@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from surefoot.config import Config
+from surefoot.learner.architectures import refuse_cut
 from surefoot.learner.model import resolve_device
 from surefoot.protocols import ToolSpec
-from surefoot.records import Task
 from surefoot.rewards.pool import RewardPool
 from surefoot.run.build import (
     AsyncSampling,
@@ -19,15 +18,15 @@ from surefoot.run.build import (
     engine_rows,
     engine_spec,
     first_prompts,
+    learner_spec,
     make_publisher,
     run_fingerprint,
     with_call_format,
     worker_spec,
 )
 from surefoot.run.inputs import Inputs
-from surefoot.run.model import channels_of, lora_settings, prepare, settings_of
+from surefoot.run.model import prepare
 from surefoot.runtime.ray.runtime import RayDeployment, RayRuntime
-from surefoot.runtime.specs import LearnerSpec
 from surefoot.tools.toolkits import NamedTools, ToolkitSpec
 
 # -- A run on Ray: recipes for the learner, the engines and the workers, and the runtime over them
@@ -37,6 +36,7 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
     """Start the cluster, the learner and the replicas; what was started ends if any of it fails."""
     specs, routes, tools = _look_at_tools(inputs, logs)
     ready = prepare(config, base, inputs, specs, routes)
+    refuse_cut(ready.policy.spec.beyond, config.runtime.learner_ranks)
     worker = worker_spec(config, inputs, ready.codec, with_call_format(tools, ready))
     with ExitStack() as stack:
         site = RayDeployment(
@@ -44,7 +44,7 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
             rollout_timeout_s=config.rollout_timeout_s, pass_env=config.pass_env,
         )  # fmt: skip
         stack.callback(site.close)
-        learner = site.start_learner(_learner_spec(config, base, ready.train))
+        learner = site.start_learner(learner_spec(config, base, ready.train))
         replicas = site.start_replicas(
             engine_spec(config, ready.policy, ready.engine_width), worker, engine_slots=engine_rows(config)
         )  # fmt: skip
@@ -61,14 +61,6 @@ def build_on_ray(config: Config, base: Path, inputs: Inputs, pool: RewardPool, l
     return Parts(
         replace(ready.policy, model=None, masters=None), ready.codec, learner, runtime, ready.prompts,
         ready.train, ready.heldout, ready.left_out, ready.cramped, identity, ahead, ready.eval_sets, runtime.status,
-    )  # fmt: skip
-
-
-def _learner_spec(config: Config, base: Path, train: Sequence[Task]) -> LearnerSpec:
-    beside = config.alpha_sdpo > 0 or config.beta_replay > 0
-    return LearnerSpec(
-        config.model, base, config.device, config.dtype, settings=partial(settings_of, config, base),
-        channels=partial(channels_of, config, base, tuple(train)) if beside else None, lora=lora_settings(config),
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ from surefoot.rewards.pool import RewardPool
 from surefoot.run.arguments import refuse_missing, way_on
 from surefoot.run.guarding import calibration, calibration_lines, judge_first_value, make_guard
 from surefoot.run.inputs import NOTHING, FromPython, Inputs, read_inputs, sandbox_facts, weaker_words
-from surefoot.run.learner_rank import refuse_launcher
+from surefoot.run.launcher import LaunchedRanks, refuse_launcher
 from surefoot.run.outcome import (
     Outcome,
     best,
@@ -106,6 +106,8 @@ class RunContext:
     monitor: RunMonitor
     began: float = field(default_factory=time.perf_counter)
     """When this life of the run began."""
+    launched: LaunchedRanks | None = None
+    """The other ranks of the learner, where a launcher has started them."""
     cleanup: ExitStack = field(default_factory=ExitStack)
     """What else has to be closed, the last one first: the runtime with its processes, above all."""
 
@@ -143,9 +145,15 @@ Steps = Generator[BetweenSteps, None, Outcome]
 """A run that is under way: handed out before its first step and after each one; and what it came to."""
 
 
-def train(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> Outcome:
-    """Train as the config says; returns the verdict, raises a typed error when the run could not go on."""
-    return drained(train_steps(loaded, view=view, given=given))
+def train(
+    loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING, launched: LaunchedRanks | None = None
+) -> Outcome:
+    """Train as the config says; returns the verdict, raises a typed error when the run could not go on.
+
+    Args:
+        launched: the other processes of a launcher that has started this one.
+    """
+    return drained(train_steps(loaded, view=view, given=given, launched=launched))
 
 
 def drained(run: Steps) -> Outcome:
@@ -158,9 +166,12 @@ def drained(run: Steps) -> Outcome:
             return outcome
 
 
-def train_steps(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING) -> Steps:
+def train_steps(
+    loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING, launched: LaunchedRanks | None = None
+) -> Steps:
     """`train`, one step at a time; closed early, it leaves a run that can be resumed."""
-    refuse_launcher(os.environ)
+    if launched is None:
+        refuse_launcher(os.environ, "a run was started")
     config = loaded.config
     with StopSignals(limit_s=config.stop_timeout_s) as stop:
         with stop.part("start"):
@@ -185,24 +196,29 @@ def train_steps(loaded: LoadedConfig, *, view: View, given: FromPython = NOTHING
             folder.discard()
             raise
         try:
-            return (yield from _live(loaded, inputs, keeper, stop, view, resumed=False))
+            return (yield from _live(loaded, inputs, keeper, stop, view, resumed=False, launched=launched))
         except LearnerLostError as error:
             lost = _unless_asked(error, stop)
     if not folder.config.exists():  # lost before step 1: the start took its folder back
         raise lost if isinstance(lost, LearnerStartError) else _never_began(lost)
+    if launched is not None:
+        raise _not_ours_to_replace(lost, folder.root)
     return (yield from _revive(folder.root, lost, config.runtime.max_restarts, view=view, given=given))
 
 
 def resume(
-    run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None, allow_code: bool = False
-) -> Outcome:
+    run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None, allow_code: bool = False,
+    launched: LaunchedRanks | None = None,
+) -> Outcome:  # fmt: skip
     """Go on with an interrupted run, to the same end as if it had never been interrupted; see `resume_steps`."""
-    return drained(resume_steps(run_dir, view=view, given=given, max_steps=max_steps, allow_code=allow_code))
+    steps = resume_steps(run_dir, view=view, given=given, max_steps=max_steps, allow_code=allow_code, launched=launched)
+    return drained(steps)
 
 
 def resume_steps(
-    run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None, allow_code: bool = False
-) -> Steps:
+    run_dir: Path, *, view: View, given: FromPython = NOTHING, max_steps: int | None = None, allow_code: bool = False,
+    launched: LaunchedRanks | None = None,
+) -> Steps:  # fmt: skip
     """`resume`, one step at a time.
 
     A run that is over is shown once more, and nothing in its folder changes.
@@ -210,8 +226,10 @@ def resume_steps(
     Args:
         max_steps: the run's new length; one that is over goes on from its last checkpoint.
         allow_code: code that lies in the run folder itself may be run.
+        launched: the other processes of a launcher that has started this one.
     """
-    refuse_launcher(os.environ)
+    if launched is None:
+        refuse_launcher(os.environ, "a run was resumed")
     folder = RunFolder.open(run_dir)
     config = load_run_config(folder).config
     over = final_verdict(folder, config)
@@ -221,9 +239,11 @@ def resume_steps(
         return show_again(folder, config, over, view)
     refuse_older_format(folder.root)
     try:
-        return (yield from _resume(run_dir, view, given, max_steps, allow_code=allow_code))
+        return (yield from _resume(run_dir, view, given, max_steps, allow_code=allow_code, launched=launched))
     except LearnerLostError as error:
         lost = error
+    if launched is not None:
+        raise _not_ours_to_replace(lost, run_dir)
     times = read_run_config(RunFolder.open(run_dir)).config.runtime.max_restarts
     again = _revive(run_dir, lost, times, view=view, given=given, max_steps=max_steps, allow_code=allow_code)
     return (yield from again)
@@ -246,6 +266,14 @@ def _revive(
     raise lost
 
 
+def _not_ours_to_replace(lost: LearnerLostError, run_dir: Path) -> StoppedError:
+    return StoppedError(
+        lost.what, "the ranks are a launcher's processes, and only the launcher can start them again",
+        f"have the launcher start them again: surefoot train --resume {run_dir}; torchrun --max-restarts does it by "
+        "itself, with the first words, where output_dir is given",
+    )  # fmt: skip
+
+
 def _never_began(lost: LearnerLostError) -> LearnerLostError:
     return LearnerLostError(
         lost.what, "it was lost before step 1: nothing was trained, and there is nothing to go on from",
@@ -261,8 +289,9 @@ def _unless_asked(lost: LearnerLostError, stop: StopSignals) -> LearnerLostError
 
 
 def _resume(
-    run_dir: Path, view: View, given: FromPython, max_steps: int | None = None, *, allow_code: bool = False
-) -> Steps:
+    run_dir: Path, view: View, given: FromPython, max_steps: int | None = None, *, allow_code: bool = False,
+    launched: LaunchedRanks | None = None,
+) -> Steps:  # fmt: skip
     folder = RunFolder.open(run_dir)
     with StopSignals() as stop:
         lock = RunLock(folder.root)
@@ -285,14 +314,15 @@ def _resume(
         shown = (recorded_facts(keeper.journal, "inputs") or {}).get("shown_target")
         loaded = replace(loaded, shown_target=None if shown is None else (shown[0], shown[1]))
         try:
-            return (yield from _live(loaded, inputs, keeper, stop, view, resumed=True, extension=extension))
+            steps = _live(loaded, inputs, keeper, stop, view, resumed=True, extension=extension, launched=launched)
+            return (yield from steps)
         except LearnerLostError as error:
             raise _unless_asked(error, stop) from None
 
 
 def _live(
     loaded: LoadedConfig, inputs: Inputs, keeper: RunStore, stop: StopSignals, view: View, *, resumed: bool,
-    extension: Extension | None = None,
+    extension: Extension | None = None, launched: LaunchedRanks | None = None,
 ) -> Steps:  # fmt: skip
     """Everything between a folder with a config and a folder with a verdict."""
     config, folder = loaded.config, keeper.folder
@@ -305,7 +335,7 @@ def _live(
     shown = loaded.resolved.model_dump(mode="json")
     sinks = Sinks(config.report_to, folder.root, config.run_name, shown, view.warn)
     monitor = RunMonitor(folder.root, max_steps=config.max_steps, warn=view.warn)
-    ctx = RunContext(loaded, inputs, keeper, pool, sinks, stop, view, monitor)
+    ctx = RunContext(loaded, inputs, keeper, pool, sinks, stop, view, monitor, launched=launched)
     keep_folder = resumed  # a refused start takes its folder back, a refused resume changes nothing
     try:
         assert_same_run(keeper.journal, "inputs", inputs.sources | {"seed": config.seed} | _shown_target(loaded))
@@ -351,7 +381,7 @@ def _start(ctx: RunContext, *, resumed: bool, extension: Extension | None = None
         with importing():
             from surefoot.run.build import build  # torch: after the plan is on the screen
 
-        parts = build(config, ctx.loaded.base, ctx.inputs, ctx.pool, keeper.folder.logs)
+        parts = build(config, ctx.loaded.base, ctx.inputs, ctx.pool, keeper.folder.logs, launched=ctx.launched)
         ctx.cleanup.callback(_warn_of_egress, keeper.folder.logs, view)  # called after the next one
         ctx.cleanup.callback(parts.close_learner)
         ctx.cleanup.callback(parts.runtime.close)

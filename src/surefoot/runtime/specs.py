@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from surefoot.learner.grpo import GRPOLearner, LearnerSettings
     from surefoot.learner.lora import LoraSettings
     from surefoot.learner.model import Policy
+    from surefoot.learner.sharding import OneRank
     from surefoot.rewards.pool import RewardPool
     from surefoot.rewards.rules import GradingRules, Judges
     from surefoot.tools.session import ToolEnvironment
@@ -288,6 +289,18 @@ def _found_again(function: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class LearnerRanks:
+    """How many processes share a learner, and how long they wait for each other."""
+
+    size: int
+    deadline_s: float
+    """For one collective."""
+    start_timeout_s: float
+    gpus: float = 0.0
+    """That each of them reserves."""
+
+
+@dataclass(frozen=True)
 class LearnerSpec:
     """The policy, and how it learns."""
 
@@ -301,18 +314,30 @@ class LearnerSpec:
     """Makes the losses beside the policy's; None when there are none."""
     lora: LoraSettings | None = None
     """The adapter that is trained; None where every weight is."""
+    ranks: LearnerRanks | None = None
+    """The processes that share it; None where it is one."""
+    gpu: int | None = None
+    """Which of the GPUs that the process sees is its own, where several ranks see the same ones."""
 
-    def build(self) -> tuple[Policy, GRPOLearner]:
-        """In the process where it will run."""
-        from surefoot.learner.grpo import GRPOLearner
-        from surefoot.learner.lora import with_adapter
+    def load(self) -> Policy:
+        """The model as it begins, in the process where it will run."""
         from surefoot.learner.model import load_policy
 
-        policy = load_policy(self.model, base=self.base, device=self.device, dtype=self.dtype, lora=self.lora)
+        if self.gpu is not None and _resolved(self.device) == "cuda":
+            import torch
+
+            torch.cuda.set_device(self.gpu)
+        return load_policy(self.model, base=self.base, device=self.device, dtype=self.dtype, lora=self.lora)
+
+    def learner(self, policy: Policy, ranks: OneRank | None = None) -> GRPOLearner:
+        """What trains a model that `load` returned; one rank of it, where there are several."""
+        from surefoot.learner.grpo import GRPOLearner
+        from surefoot.learner.lora import with_adapter
+
         channels = None if self.channels is None else self.channels(policy)
         policy, adapter = with_adapter(policy, self.lora)
-        return policy, GRPOLearner(
-            policy.model, self.settings(policy), channels, policy.masters, policy.tokenizer, adapter
+        return GRPOLearner(
+            policy.model, self.settings(policy), channels, policy.masters, policy.tokenizer, adapter, ranks
         )
 
 

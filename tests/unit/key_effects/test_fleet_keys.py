@@ -93,36 +93,40 @@ def test_as_many_engines_and_workers_are_started_as_were_asked_for(site: Any, mo
     assert fleet.capacity == 6
 
 
-@pytest.mark.config_key("runtime.engines", "runtime.workers", "runtime.engine_gpus", "runtime.learner_gpus")
+@pytest.mark.config_key(
+    "runtime.engines", "runtime.workers", "runtime.engine_gpus", "runtime.learner_gpus", "runtime.learner_ranks"
+)
 def test_what_is_reserved_in_the_cluster_is_what_the_processes_need(site: Any) -> None:
     plain = site()
     assert plain.reserved == {"CPU": 4.0, "GPU": 0.0}
     large = site(runtime__engines=4, runtime__workers=2, runtime__engine_gpus=0.5, runtime__learner_gpus=1.0)
     assert large.reserved == {"CPU": 7.0, "GPU": 3.0}
     assert large.cluster.processes == 7
+    ranks = site(runtime__engines=1, runtime__workers=1, runtime__learner_ranks=3, runtime__learner_gpus=1.0)
+    assert ranks.reserved == {"CPU": 5.0, "GPU": 3.0}
+    assert ranks.cluster.processes == 5, "each rank has a place"
 
 
 @pytest.mark.config_key("runtime.learner_ranks")
 def test_as_many_ranks_as_were_asked_for_share_the_learner(
     configure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from surefoot.run.build import build
+    from surefoot.run import build as wiring
     from surefoot.run.inputs import read_inputs
-    from surefoot.runtime import learner_ranks
 
     asked: list[int] = []
 
-    def none_come(size: int, *rest: Any, **more: Any) -> Any:
+    def none_come(size: int, logs: Path) -> Any:
         asked.append(size)
         raise LearnerStartError("no rank came", "a test", "none")
 
-    monkeypatch.setattr(learner_ranks, "FollowerRanks", none_come)
+    monkeypatch.setattr(wiring, "start_followers", none_come)
     loaded = configure(runtime__learner_ranks=3)
     assert "learner   3 ranks share weights, optimiser and samples (FSDP2)" in batch_arithmetic(loaded.config)
     assert not any("ranks" in line for line in batch_arithmetic(configure().config))
     inputs = read_inputs(loaded.config, loaded.base)
     with pytest.raises(LearnerStartError, match="no rank came"):
-        build(loaded.config, loaded.base, inputs, None, logs=tmp_path)  # type: ignore[arg-type]
+        wiring.build(loaded.config, loaded.base, inputs, None, logs=tmp_path)  # type: ignore[arg-type]
     assert asked == [3]
 
 
@@ -130,9 +134,17 @@ def test_as_many_ranks_as_were_asked_for_share_the_learner(
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"runtime__kind": "ray", "runtime__learner_gpus": 8.0}, "one process learns on one GPU, and the others"),
+        (
+            {"runtime__kind": "ray", "runtime__learner_gpus": 8.0},
+            "a rank of the learner computes on one GPU, and the others",
+        ),
         ({"runtime__learner_ranks": 0}, "must be above 0"),
-        ({"runtime__learner_ranks": 2, "runtime__kind": "ray"}, "on Ray the learner is one process"),
+        (
+            {"runtime__learner_ranks": 2, "runtime__kind": "ray", "runtime__learner_gpus": 0.5},
+            "ranks would share a GPU",
+        ),
+        ({"runtime__learner_ranks": 2, "runtime__kind": "ray", "device": "cuda"}, "ranks would share a GPU"),
+        ({"runtime__learner_ranks": 9, "num_generations": 4, "tasks_per_step": 2}, "1 of them would never have one"),
         ({"runtime__learner_ranks": 2, "lora__rank": 4}, "an adapter is trained on one rank"),
         ({"runtime__learner_ranks": 2, "dtype": "bfloat16"}, "shards are float32"),
         ({"runtime__learner_ranks": 2, "alpha_sdpo": 0.1}, "these losses are computed on one rank"),
@@ -144,18 +156,6 @@ def test_as_many_ranks_as_were_asked_for_share_the_learner(
 def test_what_several_ranks_do_not_do_is_refused_by_name(configure: Any, keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         configure(**keys)
-
-
-def test_a_launcher_that_starts_many_is_refused_before_anything_is_read(
-    configure: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from surefoot.run.session import train
-
-    for name, value in {"WORLD_SIZE": "4", "LOCAL_RANK": "1", "RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="one of 4 processes of a launcher") as refused:
-        train(configure(), view=None)  # type: ignore[arg-type]
-    assert "runtime.learner_ranks=4" in refused.value.fix
 
 
 @pytest.mark.config_key("runtime.engine_gpus")

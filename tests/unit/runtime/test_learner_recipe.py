@@ -21,7 +21,7 @@ SETTINGS = LearnerSettings(
 
 def test_masters_are_the_files_own_and_engines_get_the_rounded_copy(model_folder: Path) -> None:
     recipe = LearnerSpec(str(model_folder), Path(), "cpu", "bfloat16", settings=lambda policy: SETTINGS)
-    _, learner = recipe.build()
+    learner = recipe.learner(recipe.load())
     assert learner.masters is not None
     stored = load_file(model_folder / "model.safetensors")
     assert all(torch.equal(learner.trained()[name].detach(), value) for name, value in stored.items())

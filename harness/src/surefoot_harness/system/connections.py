@@ -18,6 +18,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+
 
 def holds_credentials(url: str) -> bool:
     """Whether a user name or password stands in it.
@@ -46,6 +48,17 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this machine that has this address; None where none has.
+
+    Example:
+        >>> interface_of("192.0.2.1") is None
+        True
+    """
+    found = (name for name, each in psutil.net_if_addrs().items() if address in [entry.address for entry in each])
+    return next(found, None)
 
 
 # -- HTTP connections that end at a moment, whatever the other side drips -------------------------

@@ -39,6 +39,8 @@ from surefoot.system import heartbeat
 if TYPE_CHECKING:
     from surefoot.learner.grpo import GRPOLearner
     from surefoot.learner.model import Policy
+    from surefoot.runtime.learner_ranks import FollowingRank, LedLearner
+    from surefoot.runtime.ray.transport import RayReplica
 
 
 T = TypeVar("T")
@@ -204,34 +206,31 @@ def _forget_connections_in_children() -> None:
     os.register_at_fork(after_in_child=close_once)
 
 
-# -- The learner's process: the policy, its optimiser, and the memory that engines read its weights from
-# Owns       the one thread that touches them.
+# -- The learner's processes: the policy, its optimiser, and the memory that engines read its weights from
+# Owns       the one thread that touches them, in each.
 # Promises   what is staged is the version that was asked for, and stays as it is while the learner goes on; checkpoints
 # are written and read here, on a disk that the driver sees too.
 
 
-class LearnerActor(ReplicaActor):
-    """The policy and its optimiser; one thread touches them."""
+class RankActor(ReplicaActor):
+    """One rank of a learner: the policy and its optimiser; one thread touches them. Does what rank 0 asks."""
 
     def __init__(self, name: str, process: ProcessSpec, recipe: LearnerSpec) -> None:
         super().__init__(name, process)
         self.recipe = recipe
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="learner")
-        self.policy: Policy
-        self.learner: GRPOLearner
-        self._shared: Any = None
+        self._rank: FollowingRank | None = None
 
-    async def setup(self) -> tuple[dict[str, Any], PolicyFacts]:
-        """Load the model."""
-        return await self.whereabouts(), await self._do(self._build)
+    async def answer(self, question: bytes) -> bytes:
+        """A line of JSON there, one back: `runtime/learner_ranks.py` knows what they say."""
+        return await self._do(lambda: self._answer(question))
 
-    def _build(self) -> PolicyFacts:
-        self.process.set_torch()
-        self.policy, self.learner = self.recipe.build()
-        policy = self.policy
-        self.ready()
-        shape = json.loads(policy.model.config.to_json_string(use_diff=False))
-        return PolicyFacts(policy.name, policy.tokenizer, policy.stop_ids, policy.spec, shape)
+    def _answer(self, question: bytes) -> bytes:
+        if self._rank is None:
+            from surefoot.runtime.ray.learner_group import follower
+
+            self._rank = follower(self.process, self.recipe)
+        return self._rank.reply(question)
 
     async def _do(self, work: Callable[[], T]) -> T:
         self.in_flight += 1
@@ -239,6 +238,28 @@ class LearnerActor(ReplicaActor):
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         finally:
             self.in_flight -= 1
+
+
+class LearnerActor(RankActor):
+    """Rank 0, or the only one: the learner of the loop."""
+
+    policy: Policy
+    learner: GRPOLearner | LedLearner
+    _shared: Any = None
+
+    async def setup(self, others: Sequence[RayReplica] = ()) -> tuple[dict[str, Any], PolicyFacts]:
+        """Load the model; where there are other ranks, have them load it too, and meet them."""
+        return await self.whereabouts(), await self._do(lambda: self._build(others))
+
+    def _build(self, others: Sequence[RayReplica]) -> PolicyFacts:
+        from surefoot.runtime.ray.learner_group import make_led
+
+        self.process.set_torch()
+        self.policy, self.learner = make_led(self.recipe, others)
+        policy = self.policy
+        self.ready()
+        shape = json.loads(policy.model.config.to_json_string(use_diff=False))
+        return PolicyFacts(policy.name, policy.tokenizer, policy.stop_ids, policy.spec, shape)
 
     async def facts(self) -> LearnerFacts:
         """What the loop asks the learner between two steps."""
@@ -259,12 +280,12 @@ class LearnerActor(ReplicaActor):
     def _stage(self, version: int) -> Any:
         from surefoot.runtime.shared_weights import SharedWeights, specs_of
 
-        if version != self.learner.version:
+        if version != (held := self.learner.facts.version):
             raise InvariantError(
-                f"version {version} is to be published, and the learner has version {self.learner.version}",
+                f"version {version} is to be published, and the learner has version {held}",
                 "weights would be served under another version's name", "publish learner.version",
             )  # fmt: skip
-        weights = self.learner.weights()
+        weights, _ = self.learner.published()
         if self._shared is None:
             self._shared = SharedWeights.create(specs_of(weights))
         return self._shared.write(weights, version)

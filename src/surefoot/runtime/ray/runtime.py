@@ -36,10 +36,10 @@ from surefoot.system.environment import withheld
 from surefoot.system.heartbeat import tick
 
 if TYPE_CHECKING:
-    from surefoot.runtime.ray.transport import RayReplica
+    from surefoot.runtime.ray.learner_group import LearnerProcesses
 
 
-# -- The learner as the loop sees it, when it lives in a process of its own -----------------------
+# -- The learner as the loop sees it, when it lives in processes of its own -----------------------
 # Owns       the wait for the learner's process, and what is remembered of it between two calls.
 # Promises   errors of the learner arrive as themselves; a lost or hung learner is a `LearnerLostError` with the cause
 # and its last lines: what it held in memory is gone, and a resume from the journal repeats it; while it
@@ -62,8 +62,9 @@ class RemoteWeights:
 class RemoteLearner:
     """`protocols.Learner`, whose work is done in another process."""
 
-    def __init__(self, member: RayReplica, thread: EventLoopThread, limits: ReplicaLimits) -> None:
-        self.member, self.thread, self.limits = member, thread, limits
+    def __init__(self, processes: LearnerProcesses, thread: EventLoopThread, limits: ReplicaLimits) -> None:
+        self.processes, self.thread, self.limits = processes, thread, limits
+        self.member = processes.first
         self._facts = LearnerFacts()
         self._progress: object = None
         self._open_calls = 0
@@ -75,11 +76,9 @@ class RemoteLearner:
         return self.policy
 
     async def _start(self) -> PolicyFacts:
-        from surefoot.runtime.ray.transport import start_replica
-
         try:
             async with asyncio.timeout(self.limits.start_timeout_s):
-                _, facts = await start_replica(self.member)
+                return await self.processes.start()
         except TimeoutError:
             limit_s = self.limits.start_timeout_s
             raise LearnerStartError(
@@ -93,7 +92,6 @@ class RemoteLearner:
                 f"the learner did not start: {loss}{self._last_lines()}",
                 "without its process nothing can be trained", "mend what its last lines say, then start again",
             ) from None  # fmt: skip
-        return facts  # type: ignore[no-any-return]
 
     # -- what the loop asks -------------------------------------------------------------
 
@@ -148,7 +146,7 @@ class RemoteLearner:
         """Let it unlink its shared memory, then end it. Never raises: it may be gone."""
         with contextlib.suppress(SurefootError, TimeoutError):
             self.thread.wait(asyncio.wait_for(self.call("close"), _LEARNER_CLOSE_S))
-        self.member.kill()
+        self.processes.kill()
 
     # -- how ----------------------------------------------------------------------------
 
@@ -226,23 +224,24 @@ class RayDeployment:
         self.process = ProcessSpec(logs.absolute(), threads, deterministic, withheld=withheld(pass_env)).also(pass_env)
         self.learner: RemoteLearner | None = None
         self.fleet: ReplicaPool | None = None
-        self.cluster = Cluster(keys.address, processes=1 + keys.engines + keys.workers)
+        processes = keys.learner_ranks + keys.engines + keys.workers
+        self.cluster = Cluster(keys.address, processes=processes)
         self.thread = EventLoopThread()
         try:
             room_for({
-                "CPU": 1.0 + keys.engines + keys.workers,
-                "GPU": keys.learner_gpus + keys.engines * keys.engine_gpus,
+                "CPU": float(processes),
+                "GPU": keys.learner_ranks * keys.learner_gpus + keys.engines * keys.engine_gpus,
             })  # fmt: skip
         except BaseException:
             self.close()
             raise
 
     def start_learner(self, recipe: LearnerSpec) -> RemoteLearner:
-        """Its process, with the model loaded; `learner.policy` tells of it."""
-        from surefoot.runtime.ray.transport import start_learner  # ray: after the token is there
+        """Its processes, with the model loaded; `learner.policy` tells of it."""
+        from surefoot.runtime.ray.learner_group import place_learner  # ray: after the token is there
 
-        member = start_learner(self.process, recipe, num_gpus=self.keys.learner_gpus)
-        self.learner = RemoteLearner(member, self.thread, self.limits)
+        processes = place_learner(self.process, recipe, num_gpus=self.keys.learner_gpus)
+        self.learner = RemoteLearner(processes, self.thread, self.limits)
         self.learner.start()
         return self.learner
 

@@ -24,10 +24,10 @@ from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledE
 
 from surefoot.errors import SurefootError
 from surefoot.protocols import Completion, Request
-from surefoot.runtime.ray.actors import EngineActor, LearnerActor, ReplicaActor, WorkerActor
+from surefoot.runtime.ray.actors import EngineActor, ReplicaActor, WorkerActor
 from surefoot.runtime.replicas import LOG_LINES, EngineGoneError, ReplicaLostError, RolloutReport, unexpected_error
 from surefoot.runtime.requests import RolloutRequest
-from surefoot.runtime.specs import EngineSpec, LearnerSpec, ProcessSpec, WorkerSpec
+from surefoot.runtime.specs import EngineSpec, ProcessSpec, WorkerSpec
 from surefoot.system.process import title
 from surefoot.tracking.process_logs import safe_tail
 
@@ -64,6 +64,13 @@ class RayReplica:
             with contextlib.suppress(Exception):
                 await answer
             raise
+        except (RayError, SurefootError, EngineGoneError) as error:
+            raise self._meaning(error) from None
+
+    def wait(self, method: str, *args: Any, seconds: float) -> Any:
+        """The same for a thread that may block; a TimeoutError when it takes longer."""
+        try:
+            return getattr(self.handle, method).remote(*args).future().result(seconds)
         except (RayError, SurefootError, EngineGoneError) as error:
             raise self._meaning(error) from None
 
@@ -187,35 +194,38 @@ class RayTransport:
     def _member(
         self, kind: type[Any], name: str, host: type[ReplicaActor], recipe: EngineSpec | WorkerSpec, *, num_gpus: float
     ) -> Any:
-        handle = make_actor(host, num_gpus=num_gpus, spread=self.spread).remote(
+        handle = make_actor(host, num_gpus=num_gpus, strategy="SPREAD" if self.spread else "DEFAULT").remote(
             name, self.process.also(recipe.variables), recipe
         )
         return kind(name, handle, self.process.log(name))
 
 
-def start_learner(process: ProcessSpec, recipe: LearnerSpec, *, num_gpus: float) -> RayReplica:
-    """The learner's process; `begin` has it load the model."""
-    handle = make_actor(LearnerActor, num_gpus=num_gpus, spread=False).remote("learner", process, recipe)
-    return RayReplica("learner", handle, process.log("learner"))
+def make_actor(host: type[ReplicaActor], *, num_gpus: float, strategy: Any) -> Any:
+    """An actor class of ours: never restarted by Ray, never retried, many calls at once.
 
-
-def make_actor(host: type[ReplicaActor], *, num_gpus: float, spread: bool) -> Any:
-    """An actor class of ours: never restarted by Ray, never retried, many calls at once."""
+    Args:
+        strategy: where it runs, in Ray's words.
+    """
     return ray.remote(host).options(
         num_cpus=1, num_gpus=num_gpus, max_restarts=0, max_task_retries=0, max_concurrency=CONCURRENT,
-        scheduling_strategy="SPREAD" if spread else "DEFAULT",
+        scheduling_strategy=strategy,
     )  # fmt: skip
 
 
-async def start_replica(member: RayReplica) -> Any:
+async def start_replica(member: RayReplica, *told: Any) -> Any:
     """Have it set itself up; what `setup` returned. A start that fails or is cancelled leaves no actor."""
     try:
-        place = await member.call("whereabouts")
-        member.pid, member.node = place["pid"], place["node"]
-        return await member.call("setup")
+        await find_replica(member)
+        return await member.call("setup", *told)
     except BaseException:
         member.kill()
         raise
+
+
+async def find_replica(member: RayReplica) -> None:
+    """Wait until its process is there, and note which it is."""
+    place = await member.call("whereabouts")
+    member.pid, member.node = place["pid"], place["node"]
 
 
 def _is_ours(pid: int) -> bool:
