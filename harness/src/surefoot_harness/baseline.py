@@ -26,7 +26,7 @@ from surefoot_harness.files import read_json, write_json
 from surefoot_harness.git import GitError, head
 from surefoot_harness.own_command import own_name
 from surefoot_harness.series import Metrics, Series, describe, is_number
-from surefoot_harness.system.hashing import sha256_of
+from surefoot_harness.system.files import sha256_of
 
 FOLDER = Path("surefoot-baselines")
 DEFAULT_NAME = "main"

@@ -11,8 +11,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from surefoot_harness.system.files import sha256_of
 from surefoot_harness.system.git import GitError, git_call
-from surefoot_harness.system.hashing import sha256_of
 
 __all__ = ["GitError", "dirty_hash", "git", "head", "is_dirty", "root_of", "run_git"]
 

@@ -93,7 +93,7 @@ class EvalOutput:
     def show(self, found: Evaluation) -> None:
         """Files first: what is printed is there."""
         from surefoot.storage.files import write_json, write_lines
-        from surefoot.tracking.text import printable
+        from surefoot.system.text import printable
 
         if self.save is not None:
             write_lines(self.save, (json.dumps(row, ensure_ascii=False) for row in found.answers))
@@ -106,7 +106,7 @@ class EvalOutput:
 
 def _lines(found: Evaluation) -> Iterator[str]:
     """`add: 41 of 100 answers right, 25 tasks` for each set, then every number as NAME VALUE."""
-    from surefoot.tracking.text import counted
+    from surefoot.system.text import counted
 
     for name, tasks in found.tasks.items():
         right = found.right(name)
@@ -145,7 +145,7 @@ def export(
 def _export(run: Path, out: Path, merged: bool, step: int | None, best: bool) -> int:
     from surefoot.errors import ConfigError
     from surefoot.run.export import export as write
-    from surefoot.tracking.text import printable
+    from surefoot.system.text import printable
 
     if best and step is not None:
         raise ConfigError("--step and --best are both given", "they name two checkpoints", "keep one")
@@ -254,7 +254,7 @@ def report(
 
 def _write_report(run: Path, output: Path | None) -> int:
     from surefoot.report.page import write_report
-    from surefoot.tracking.text import printable, shown_path
+    from surefoot.system.text import printable, shown_path
 
     print(printable(shown_path(write_report(run, output))))
     return 0
@@ -294,7 +294,7 @@ def ledger(
 
 def _show_ledger(run: Path, items: LedgerFilter | None, as_json: bool) -> int:
     from surefoot.storage.run_journal import read_accounting
-    from surefoot.tracking.text import printable
+    from surefoot.system.text import printable
 
     account = read_accounting(run)
     if as_json:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from surefoot.errors import TaskError
 from surefoot.records import Task
-from surefoot.system.hashing import sha256_bytes
+from surefoot.system.files import sha256_bytes
 
 SUMS_LIMIT = 100
 """Both numbers lie in range(LIMIT)."""

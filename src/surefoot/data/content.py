@@ -24,7 +24,7 @@ from typing import Any
 from surefoot.data.tasks import canonical
 from surefoot.errors import TaskError
 from surefoot.records import Task
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 
 TARGET_COLUMNS = ("answer", "answers", "ground_truth", "label", "labels", "solution", "target", "targets", "tests")
 

@@ -25,7 +25,7 @@ from surefoot.data.task_format import is_tool_task, kind, tool_problems, tool_ta
 from surefoot.data.tasks import canonical
 from surefoot.errors import TaskError
 from surefoot.records import Message, Task
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 from surefoot.system.json import ConstantError, RepeatedKeyError, parse
 
 MAX_LINE_BYTES = 10_000_000

@@ -24,7 +24,7 @@ from surefoot.data.near_duplicates import THRESHOLD, near_duplicates
 from surefoot.data.tasks import HeldoutGate
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task
-from surefoot.system.hashing import sha256_number
+from surefoot.system.files import sha256_number
 
 T = TypeVar("T")
 View = Callable[[Any], Content | str | None]

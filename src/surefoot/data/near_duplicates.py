@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.data.content import Content
 from surefoot.errors import ConfigError, TaskError
-from surefoot.system.hashing import sha256_bytes, sha256_number
+from surefoot.system.files import sha256_bytes, sha256_number
 
 if TYPE_CHECKING:
     import numpy as np

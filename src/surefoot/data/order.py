@@ -25,7 +25,7 @@ from surefoot.data.task_format import complexity_of
 from surefoot.data.tasks import read_position, refuse_take
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task
-from surefoot.system.hashing import sha256_bytes, sha256_number
+from surefoot.system.files import sha256_bytes, sha256_number
 
 ROUNDS = 8
 SMALL = 1024

@@ -25,7 +25,7 @@ from surefoot.data.files import SUFFIXES, of_known_kind, read_task_file
 from surefoot.data.tasks import Scorer, TaskSet
 from surefoot.errors import TaskError
 from surefoot.records import Task
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 
 BUILTIN, GYM = "builtin:", "reasoning_gym:"
 BUILTIN_TASKS = {"sums": sums_tasks, "errands": errands_tasks}

@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol
 
 from surefoot.errors import ConfigError, StateError, TaskError
 from surefoot.records import Task
-from surefoot.system.hashing import sha256_bytes, sha256_of
+from surefoot.system.files import sha256_bytes, sha256_of
 
 Scorer = Literal["exact", "reasoning_gym", "verifier"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from surefoot.protocols import count_text
 from surefoot.report.data import RunData
 from surefoot.report.markup import Chart, Curve, Scale, draw, esc
+from surefoot.system.text import number
 from surefoot.tracking.metrics import lookup
-from surefoot.tracking.text import number
 from surefoot.tracking.timeline import Span, Window
 
 _ARROWS = {"up": "↑ healthy is up", "down": "↓ healthy is down", "steady": "→ healthy is steady"}

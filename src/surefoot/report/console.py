@@ -20,8 +20,7 @@ from rich.text import Text
 from surefoot.records import Verdict
 from surefoot.report.plan import batch_arithmetic
 from surefoot.report.view import SHOWN, Finished, History, PlainView, Screen, View, verdict_lines
-from surefoot.system.text import sparkline
-from surefoot.tracking.text import duration, number, printable
+from surefoot.system.text import duration, number, printable, sparkline
 
 __all__ = ["PlainView", "RichView", "View", "batch_arithmetic", "open_view"]
 

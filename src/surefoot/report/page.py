@@ -22,9 +22,8 @@ from surefoot.protocols import count_text
 from surefoot.report.charts import absent, card, charts, steps_on_the_clock, tolerance
 from surefoot.report.data import RunData, read_run
 from surefoot.report.markup import esc, foreign, local, page, section, table
-from surefoot.system.text import redact
+from surefoot.system.text import counted, duration, number, redact, size
 from surefoot.tracking.process_logs import attempts_of, hosts_of
-from surefoot.tracking.text import counted, duration, number, size
 from surefoot.tracking.whole_file import replace_file
 
 # -- A few whole rollouts: the best, the worst and some by chance, of the last step and of the first

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from surefoot.protocols import count_text
+from surefoot.system.text import duration, number, printable, shown_path
 from surefoot.tracking.metrics import headlines
 from surefoot.tracking.status import RunCondition, Status
-from surefoot.tracking.text import duration, number, printable, shown_path
 
 ROWS = 12
 QUIET_S = 30.0

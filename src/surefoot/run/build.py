@@ -35,7 +35,7 @@ from surefoot.runtime.sampler import AsyncSampler
 from surefoot.runtime.specs import EmbeddedEngineSpec, EngineSpec, ServedHere, WorkerSpec, portable
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.runtime.weights import DEADLINE_S, AsyncScore, Publisher, Score, make_probes
-from surefoot.system.hashing import sha256_of_sized
+from surefoot.system.files import sha256_of_sized
 from surefoot.tools.toolkits import ToolkitSpec, fingerprint
 
 if TYPE_CHECKING:

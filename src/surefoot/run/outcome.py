@@ -25,8 +25,8 @@ from surefoot.storage.lock import LOCK
 from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import extensions, resumes
 from surefoot.system.heartbeat import tick
+from surefoot.system.text import python_call, shown_path
 from surefoot.tracking.log import read_metrics
-from surefoot.tracking.text import python_call, shown_path
 
 if TYPE_CHECKING:
     from surefoot.config import Config

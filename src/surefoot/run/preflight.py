@@ -30,10 +30,9 @@ from surefoot.run.inputs import Inputs
 from surefoot.run.store import rollout_row
 from surefoot.runtime.base import from_tools
 from surefoot.storage.files import write_lines
-from surefoot.system.text import printable
+from surefoot.system.text import printable, shown_path
 from surefoot.tools.parsing import parse_calls
 from surefoot.tools.session import ANSWERED, kind_of_call
-from surefoot.tracking.text import shown_path
 
 if TYPE_CHECKING:
     from surefoot.protocols import Runtime

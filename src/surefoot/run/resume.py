@@ -25,7 +25,7 @@ from surefoot.storage.files import atomic_write
 from surefoot.storage.journal import Journal
 from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import EXTENDED, LEDGER, extensions, read_accounting
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 from surefoot.tracking.log import read_metrics
 
 if TYPE_CHECKING:

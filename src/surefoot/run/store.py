@@ -38,8 +38,7 @@ from surefoot.storage.ledger import Ledger
 from surefoot.storage.lock import RunLock
 from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import LEDGER, RESUMED, assert_same_run, extensions, is_same_run
-from surefoot.system.files import storage_error, sync_folder
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of, storage_error, sync_folder
 from surefoot.system.heartbeat import tick
 from surefoot.tracking.log import MetricsLog, kind_of, metrics_until
 

@@ -19,8 +19,14 @@ from typing import Any, NoReturn
 from surefoot.errors import StateError
 from surefoot.storage.failpoints import failpoint
 from surefoot.system import files as system_files
-from surefoot.system.files import descriptor_to_replace, open_plain, storage_error, sync_folder
-from surefoot.system.hashing import sha256_of, sha256_of_file
+from surefoot.system.files import (
+    descriptor_to_replace,
+    open_plain,
+    sha256_of,
+    sha256_of_file,
+    storage_error,
+    sync_folder,
+)
 from surefoot.system.json import parse
 
 # -- The list of a saved folder's files: written last, checked before anything else is read -------

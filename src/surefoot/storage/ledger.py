@@ -43,7 +43,7 @@ from surefoot.storage.ledger_records import (
     read_visit,
     status_row,
 )
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 
 # -- What the ledger knows at one moment, and which events may follow -----------------------------
 # Owns       every planned item's status, and the order of the queue.

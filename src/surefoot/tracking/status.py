@@ -27,9 +27,8 @@ from typing import Any
 
 from surefoot.errors import StateError, StorageError
 from surefoot.system import heartbeat
-from surefoot.system.text import printable
+from surefoot.system.text import printable, python_call
 from surefoot.tracking.metrics import headlines
-from surefoot.tracking.text import python_call
 from surefoot.tracking.whole_file import read_bounded, replace_file
 
 FILE = "status.json"

@@ -40,8 +40,7 @@ from surefoot.data.on_disk.index import (
 from surefoot.data.on_disk.rows import RowFile, spool_parquet, spool_rows
 from surefoot.errors import ConfigError, StateError, TaskError
 from surefoot.records import Task
-from surefoot.system.files import storage_error
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of, storage_error
 
 HIDDEN = ".surefoot"
 """The folder beside a task file that holds its index; it may be removed at any time."""
