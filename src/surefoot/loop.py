@@ -21,7 +21,7 @@ from surefoot.protocols import StepBatch
 from surefoot.records import Group, TrainSample
 from surefoot.storage.failpoints import failpoint
 from surefoot.system.signals import StopRequested
-from surefoot.tracking.summary import batch_metrics
+from surefoot.tracking.metrics import batch_metrics
 
 __all__ = ["Hooks", "Metrics", "Run", "StopRequested", "steps", "train"]
 

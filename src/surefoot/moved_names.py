@@ -1,4 +1,4 @@
-"""Names that have moved: what the documentation of the first edition imports stays importable, from one table.
+"""Names that have moved: what the documentation has ever imported stays importable, from one table.
 
     from surefoot.envs.sandbox import Sandbox        still works, and is `surefoot.sandbox.sandbox.Sandbox`
 
@@ -95,8 +95,12 @@ MOVED: dict[str, dict[str, str]] = {
     "surefoot.tracking.report": {
         "write_report": "surefoot.report.page:write_report",
     },
+    "surefoot.tracking.timeline": {
+        "Timeline": "surefoot.tracking.live:Timeline",
+        "span": "surefoot.tracking.live:span",
+    },
 }
-"""Module of the first edition -> name -> `module:name` of today."""
+"""Module that was documented once -> name -> `module:name` of today."""
 RUN: dict[str, str] = {
     "surefoot.envs.sandbox": "surefoot.sandbox.__main__",
 }

@@ -87,7 +87,7 @@ def test_the_whole_step_is_seen(steps: dict[str, dict[str, Any]]) -> None:
     places = (
         "loop runtime/rollout engines/embedded rewards/pool guards/invariants system/journal learner/grpo maths/losses"
     )
-    assert {f"{name}.py" for name in [*places.split(), "runtime/weights", "tracking/log"]} <= entered
+    assert {f"{name}.py" for name in [*places.split(), "runtime/weights", "tracking/metrics"]} <= entered
     assert {"StepBatch", "Rollout", "Group", "TrainSample", "Batch", "LossTerms", "StepReport"} <= made
     assert not {"learner/checkpoint.py", "guards/collapse.py"} & entered
     assert "EvalResult" not in made

@@ -19,7 +19,7 @@ from surefoot.cli.exits import guarded
 
 if TYPE_CHECKING:
     from surefoot.run.evaluate import Evaluation
-    from surefoot.tracking.status import Status
+    from surefoot.tracking.live import Status
 
 
 _Text = Optional[str]  # noqa: UP045 - typer resolves annotations at run time
@@ -180,7 +180,7 @@ def status(
 
 def look(run: Path) -> Status:
     """One look: the lock says who lives, status.json the rest."""
-    from surefoot.tracking.status import read_status
+    from surefoot.tracking.live import read_status
 
     return read_status(run, alive=_alive(run))
 
@@ -211,7 +211,7 @@ def _show_status(run: Path, as_json: bool) -> int:
 
 def _watch(run: Path, as_json: bool) -> int:
     """On a terminal the table is redrawn in place; elsewhere each look is printed."""
-    from surefoot.tracking.status import RunCondition
+    from surefoot.tracking.live import RunCondition
 
     try:
         while True:

@@ -10,8 +10,8 @@ from surefoot.protocols import count_text
 from surefoot.report.data import RunData
 from surefoot.report.markup import Chart, Curve, Scale, draw, esc
 from surefoot.system.text import number
+from surefoot.tracking.live import Span, Window
 from surefoot.tracking.metrics import lookup
-from surefoot.tracking.timeline import Span, Window
 
 _ARROWS = {"up": "↑ healthy is up", "down": "↓ healthy is down", "steady": "→ healthy is steady"}
 _SINGLE = (

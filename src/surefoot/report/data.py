@@ -19,10 +19,9 @@ from typing import Any
 
 from surefoot.errors import StateError
 from surefoot.system.files import bounded_lines, linked, open_plain
-from surefoot.tracking import status, timeline
-from surefoot.tracking.log import EVALUATION, LINE_BYTES, kind_of
-from surefoot.tracking.metrics import headlines
-from surefoot.tracking.whole_file import read_bounded
+from surefoot.tracking import live
+from surefoot.tracking.live import read_bounded
+from surefoot.tracking.metrics import EVALUATION, LINE_BYTES, headlines, kind_of
 
 MAX_ROWS = 4000
 """Training steps that are looked at; of a longer run every k-th is, and all its evaluations."""
@@ -49,7 +48,7 @@ class RunData:
     evals: list[Row] = field(default_factory=list)
     every: int = 1
     """Of the training steps, every so many-th was read."""
-    windows: list[timeline.Window] = field(default_factory=list)
+    windows: list[live.Window] = field(default_factory=list)
     rollouts: list[tuple[int, list[dict[str, Any]]]] = field(default_factory=list)
     """(step, rollouts) of the first and the last step that were kept."""
     missing: list[str] = field(default_factory=list)
@@ -84,7 +83,7 @@ def read_run(root: Path) -> RunData:
         data.missing.append("config.toml cannot be parsed")
     data.verdict = _object(data, "verdict.json", "the run has not ended, or was killed")
     data.environment = _object(data, "environment.json", "versions and machine are unknown")
-    data.status = _object(data, status.FILE, "")
+    data.status = _object(data, live.STATUS_FILE, "")
     _read_metrics(data)
     _read_timeline(data)
     _read_rollouts(data)
@@ -156,13 +155,13 @@ def _is_number(value: object) -> bool:
 
 
 def _read_timeline(data: RunData) -> None:
-    text = _bytes(data, timeline.FILE)
+    text = _bytes(data, live.TIMELINE_FILE)
     if text is None:
-        data.missing.append(f"{timeline.FILE} is not there: no step on the clock")
+        data.missing.append(f"{live.TIMELINE_FILE} is not there: no step on the clock")
         return
-    data.windows, odd = timeline.read_timeline(text)
+    data.windows, odd = live.read_timeline(text)
     if odd:
-        data.missing.append(f"{timeline.FILE}: {odd} lines cannot be read")
+        data.missing.append(f"{live.TIMELINE_FILE}: {odd} lines cannot be read")
 
 
 def _read_rollouts(data: RunData) -> None:

@@ -19,9 +19,8 @@ from pathlib import Path
 from types import TracebackType
 
 from surefoot.errors import SurefootError
-from surefoot.tracking import status, timeline
-from surefoot.tracking.status import Facts, StatusBoard, StatusWriter
-from surefoot.tracking.timeline import Timeline
+from surefoot.tracking import live
+from surefoot.tracking.live import Facts, StatusBoard, StatusWriter, Timeline
 
 Phase = Callable[[str], AbstractContextManager[object]]
 
@@ -33,8 +32,8 @@ class RunMonitor:
         """`warn` gets what went wrong, and a remedy."""
         self.folder, self._warn = folder, warn
         self.board = StatusBoard(max_steps=max_steps)
-        self.timeline = Timeline(folder / timeline.FILE)
-        self.writer = StatusWriter(folder / status.FILE, self.board.facts, warn=warn)
+        self.timeline = Timeline(folder / live.TIMELINE_FILE)
+        self.writer = StatusWriter(folder / live.STATUS_FILE, self.board.facts, warn=warn)
         self._inside = ExitStack()
 
     def __enter__(self) -> RunMonitor:

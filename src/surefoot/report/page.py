@@ -23,8 +23,8 @@ from surefoot.report.charts import absent, card, charts, steps_on_the_clock, tol
 from surefoot.report.data import RunData, read_run
 from surefoot.report.markup import esc, foreign, local, page, section, table
 from surefoot.system.text import counted, duration, number, redact, size
+from surefoot.tracking.live import replace_file
 from surefoot.tracking.process_logs import attempts_of, hosts_of
-from surefoot.tracking.whole_file import replace_file
 
 # -- A few whole rollouts: the best, the worst and some by chance, of the last step and of the first
 # Promises   prompt and completion are told apart; a rollout without a verdict is shown as such, never as reward 0.

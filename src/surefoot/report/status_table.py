@@ -1,4 +1,4 @@
-"""A run's status as a small table that fits 80 columns. `tracking/status.py` has the facts; this file draws them.
+"""A run's status as a small table that fits 80 columns. `tracking/live.py` has the facts; this file draws them.
 
 Promises   nothing from the file is read as markup or moves the cursor; any number of replicas fits on a screen.
 """
@@ -17,8 +17,8 @@ from rich.text import Text
 
 from surefoot.protocols import count_text
 from surefoot.system.text import duration, number, printable, shown_path
+from surefoot.tracking.live import RunCondition, Status
 from surefoot.tracking.metrics import headlines
-from surefoot.tracking.status import RunCondition, Status
 
 ROWS = 12
 QUIET_S = 30.0

@@ -22,8 +22,7 @@ from surefoot.protocols import count_text
 from surefoot.records import Verdict
 from surefoot.report.markup import esc
 from surefoot.system.text import counted, duration, number, printable, shown_path
-from surefoot.tracking.log import kind_of
-from surefoot.tracking.metrics import headlines
+from surefoot.tracking.metrics import headlines, kind_of
 
 # -- Where a run is shown, for as long as somebody looks ------------------------------------------
 # Promises   a reader who goes away (a closed pipe, a closed terminal) or stops reading (a paused terminal, a full pipe)

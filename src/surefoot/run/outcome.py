@@ -26,7 +26,7 @@ from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import extensions, resumes
 from surefoot.system.heartbeat import tick
 from surefoot.system.text import python_call, shown_path
-from surefoot.tracking.log import read_metrics
+from surefoot.tracking.metrics import read_metrics
 
 if TYPE_CHECKING:
     from surefoot.config import Config

@@ -26,7 +26,7 @@ from surefoot.storage.journal import Journal
 from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import EXTENDED, LEDGER, extensions, read_accounting
 from surefoot.system.files import sha256_of
-from surefoot.tracking.log import read_metrics
+from surefoot.tracking.metrics import read_metrics
 
 if TYPE_CHECKING:
     from surefoot.loop import Run

@@ -49,7 +49,7 @@ from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling, r
 from surefoot.runtime.router import LoadAwareRouter
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.system.heartbeat import tick
-from surefoot.tracking.timeline import span
+from surefoot.tracking.live import span
 
 # -- New weights for a fleet whose engines may die at any moment ----------------------------------
 

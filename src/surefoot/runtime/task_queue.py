@@ -38,7 +38,7 @@ from surefoot.storage.failpoints import failpoint
 from surefoot.storage.ledger import Balance, Lease, Ledger, Visit
 from surefoot.storage.ledger_records import Dropped, Leased, Pending
 from surefoot.system.signals import StopRequested
-from surefoot.tracking.timeline import span
+from surefoot.tracking.live import span
 
 # -- Which tasks come next: four ways to plan, each a function of the ledger, so that a crash changes nothing
 # Owns       what is appended to the ledger's queue, and in which order.

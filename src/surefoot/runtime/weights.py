@@ -32,7 +32,7 @@ from surefoot.errors import EngineError, FleetError, InvariantError, NumericsErr
 from surefoot.protocols import Completion, Request, Scored
 from surefoot.runtime.requests import derive_seed
 from surefoot.system import heartbeat
-from surefoot.tracking.timeline import span
+from surefoot.tracking.live import span
 
 # -- The canary: fixed questions asked after every weight update, and what the answers prove -------
 # Owns       the questions, and the memory of how earlier versions answered them.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.report.monitor import RunMonitor
-from surefoot.tracking.timeline import read_timeline, span
+from surefoot.tracking.live import read_timeline, span
 
 
 @pytest.fixture
