@@ -75,12 +75,15 @@ MOVED: dict[str, dict[str, str]] = {
     "surefoot.safe_text": {
         "redact": "surefoot.system.text:redact",
     },
+    "surefoot.storage.journal": {
+        "Journal": "surefoot.storage.files:Journal",
+    },
     "surefoot.store.durable": {
         "atomic_write": "surefoot.storage.files:atomic_write",
         "commit_folder": "surefoot.storage.files:commit_folder",
     },
     "surefoot.store.journal": {
-        "Journal": "surefoot.storage.journal:Journal",
+        "Journal": "surefoot.storage.files:Journal",
     },
     "surefoot.store.ledger": {
         "Item": "surefoot.storage.ledger:Visit",

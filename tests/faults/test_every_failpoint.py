@@ -20,7 +20,7 @@ import pytest
 from kill_kit import Ended
 from kill_runs import Bench, Case, Killed
 
-from surefoot.storage.failpoints import NAMES
+from surefoot.storage.files import NAMES
 
 BUSY = Case("busy", {"save_steps": 0, "save_minutes": 1e-9, "eval_steps": 1, "max_steps": 3})
 LONGER = "to be made longer"

@@ -14,17 +14,14 @@ import pytest
 
 import surefoot
 from surefoot.errors import StateError
-from surefoot.storage.failpoints import NAMES, VARIABLE
-from surefoot.storage.files import verify_folder
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Ledger
-from surefoot.storage.ledger_records import Leased
+from surefoot.storage.files import NAMES, VARIABLE, Journal, verify_folder
+from surefoot.storage.ledger import Leased, Ledger
 from surefoot.storage.lock import RunLock
 
 WRITER = """
 import json, pathlib, sys
 from surefoot.storage.files import atomic_write, commit_folder
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.ledger import Visit, Ledger
 from surefoot.storage.lock import RunLock
 

@@ -10,9 +10,8 @@ from store_simulator import SimulationError, simulate
 
 from surefoot.errors import SurefootError
 from surefoot.storage import ledger
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Lease, Ledger, LedgerState
-from surefoot.storage.ledger_records import Leased
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Lease, Leased, Ledger, LedgerState
 
 SEEDS = 200
 SIMULATED = "simulated drivers, workers, networks and disks: no item lost, none trained twice"

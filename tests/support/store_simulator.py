@@ -24,9 +24,8 @@ from typing import Any
 from forgetful_disk import Crash, Fault, ForgetfulFile
 
 from surefoot.errors import StorageError, SurefootError
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Lease, Ledger, Visit
-from surefoot.storage.ledger_records import Dropped, Leased, Trained
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Dropped, Lease, Leased, Ledger, Trained, Visit
 from surefoot.system.journal import Header
 
 

@@ -19,7 +19,7 @@ from surefoot.report.monitor import report_or_warn
 from surefoot.report.view import best_text
 from surefoot.run.arguments import recorded, way_to_evaluate
 from surefoot.run.inputs import sandbox_facts
-from surefoot.storage.failpoints import failpoint
+from surefoot.storage.files import failpoint
 from surefoot.storage.ledger import Balance
 from surefoot.storage.lock import LOCK
 from surefoot.storage.run_folder import RunFolder

@@ -71,10 +71,9 @@ from surefoot.run.store import (
 from surefoot.run.tasks import check_pairs
 from surefoot.run.watchdog import Watchdog
 from surefoot.storage.checkpoints import refuse_older_format
-from surefoot.storage.environment import environment_record
-from surefoot.storage.failpoints import failpoint, switched_on
+from surefoot.storage.files import failpoint, switched_on
 from surefoot.storage.lock import RunLock
-from surefoot.storage.run_folder import RunFolder
+from surefoot.storage.run_folder import RunFolder, environment_record
 from surefoot.storage.run_journal import assert_same_run, recorded_facts
 from surefoot.system.heartbeat import last_heartbeat
 from surefoot.system.memory import importing

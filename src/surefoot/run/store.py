@@ -30,13 +30,10 @@ from surefoot.protocols import EvalResult
 from surefoot.records import Group, Rollout, TrainSample
 from surefoot.storage.batches import BatchLog
 from surefoot.storage.checkpoints import checkpoints_by_step, newest_are_good, prune, sweep
-from surefoot.storage.environment import refuse_hidden
-from surefoot.storage.failpoints import failpoint
-from surefoot.storage.files import atomic_write, write_lines
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal, atomic_write, failpoint, write_lines
 from surefoot.storage.ledger import Ledger
 from surefoot.storage.lock import RunLock
-from surefoot.storage.run_folder import RunFolder
+from surefoot.storage.run_folder import RunFolder, refuse_hidden
 from surefoot.storage.run_journal import LEDGER, RESUMED, assert_same_run, extensions, is_same_run
 from surefoot.system.files import sha256_of, storage_error, sync_folder
 from surefoot.system.heartbeat import tick

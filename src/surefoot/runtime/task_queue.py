@@ -34,9 +34,8 @@ from surefoot.protocols import Runtime, StepBatch
 from surefoot.records import REPETITION_COST, Group, Task
 from surefoot.runtime.threads import BackgroundGroupWriter
 from surefoot.storage.batches import BatchLog, BatchPosition
-from surefoot.storage.failpoints import failpoint
-from surefoot.storage.ledger import Balance, Lease, Ledger, Visit
-from surefoot.storage.ledger_records import Dropped, Leased, Pending
+from surefoot.storage.files import failpoint
+from surefoot.storage.ledger import Balance, Dropped, Lease, Leased, Ledger, Pending, Visit
 from surefoot.system.signals import StopRequested
 from surefoot.tracking.live import span
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import StateError
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Balance, Ledger
-from surefoot.storage.ledger_records import Dropped, Leased, Pending, Status, Trained, Visit
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Balance, Dropped, Leased, Ledger, Pending, Status, Trained, Visit
 from surefoot.storage.run_folder import RunFolder
 
 FACTS_PREFIX = "run."

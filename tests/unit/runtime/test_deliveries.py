@@ -22,9 +22,8 @@ from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.task_queue import DurableTaskQueue
 from surefoot.runtime.threads import BackgroundGroupWriter, BackgroundThread, EventLoopThread
 from surefoot.storage.batches import BatchLog
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Ledger
-from surefoot.storage.ledger_records import Leased
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Leased, Ledger
 from surefoot.tools.session import ToolEnvironment, ToolLimits
 
 TASKS = [Task(id=f"t{i}", prompt=f"{i}?") for i in range(9)]

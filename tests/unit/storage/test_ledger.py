@@ -13,9 +13,8 @@ from forgetful_disk import ForgetfulFile
 from surefoot.errors import InvariantError, StateError, StorageError
 from surefoot.storage import ledger as ledger_state
 from surefoot.storage import ledger as module
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Lease, LeaseToken, Ledger, Visit
-from surefoot.storage.ledger_records import Dropped, Event, Leased, Pending, Trained
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Dropped, Event, Lease, Leased, LeaseToken, Ledger, Pending, Trained, Visit
 from surefoot.system.journal import Header
 
 A, B, C, D = (Visit(name, 0) for name in "abcd")
