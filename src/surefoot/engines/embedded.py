@@ -11,7 +11,7 @@ Never      loads a model, re-tokenises, or grades.
 When the weights change under a rollout that is decoded, its keys and values are computed anew with the new ones: from
 there on its probabilities are those of the new version on everything said so far.
 
-Read next: `decoder.py`, the forward pass; `sampling.py`, the dice; `serving.py`, many callers at once.
+Read next: `decoder.py`, the forward pass and the dice; `serving.py`, many callers at once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from surefoot.engines.decoder import Decoder, row_step
-from surefoot.engines.sampling import draw, draw_siblings, random_stream
+from surefoot.engines.decoder import Decoder, draw, draw_siblings, random_stream, row_step
 from surefoot.engines.serving import ServedVersion
 from surefoot.errors import ConfigError, EngineError, NumericsError
 from surefoot.protocols import Completion, DecoderSpec, Request, Weights

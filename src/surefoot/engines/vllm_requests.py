@@ -10,7 +10,7 @@ Never      samples, or knows about threads.
                 ^          |
                 +-- empty -+
 
-Read next: `serving.py`, who drives this for many callers; `vllm_core.py`, who draws.
+Read next: `serving.py`, who drives this for many callers; `vllm_engine.py`, who draws.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Protocol
 from torch import Tensor
 
 from surefoot.engines.serving import ServedVersion
-from surefoot.engines.vllm_layout import EMBEDDING, TIED_HEAD
+from surefoot.engines.vllm_worker import EMBEDDING, TIED_HEAD
 from surefoot.errors import EngineError, NumericsError, SurefootError
 from surefoot.maths.checksums import checksum
 from surefoot.protocols import Completion, Request, Weights
@@ -51,7 +51,7 @@ class VllmOutput:
 
 
 class Core(Protocol):
-    """The vLLM underneath; `vllm_core.VllmCore`, or a stand-in."""
+    """The vLLM underneath; `vllm_engine.VllmCore`, or a stand-in."""
 
     def add(self, key: str, request: Request) -> None:
         """Queue one request."""

@@ -120,7 +120,7 @@ class ServerEngineSpec:
     @property
     def variables(self) -> tuple[str, ...]:
         """Names of variables that the process which asks has to have."""
-        from surefoot.engines.http_client import KEY_VARIABLE
+        from surefoot.engines.openai import KEY_VARIABLE
 
         return (KEY_VARIABLE,)
 
