@@ -23,6 +23,9 @@ from types import CodeType, ModuleType
 from typing import Any
 
 MOVED: dict[str, dict[str, str]] = {
+    "surefoot.data.content": {
+        "Content": "surefoot.data.tasks:Content",
+    },
     "surefoot.engines.openai_engine": {
         "OpenAIEngine": "surefoot.engines.openai:OpenAIEngine",
     },

@@ -21,7 +21,7 @@ from functools import lru_cache
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from surefoot.data.content import Content
+from surefoot.data.tasks import Content
 from surefoot.errors import ConfigError, TaskError
 from surefoot.system.files import sha256_bytes, sha256_number
 

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from surefoot.data.task_format import complexity_of
+from surefoot.data.files import complexity_of
 from surefoot.data.tasks import read_position, refuse_take
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task

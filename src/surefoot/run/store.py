@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config import Config
 from surefoot.config.load import LoadedConfig, load_config
 from surefoot.config.own_code import own_specs
-from surefoot.data.task_format import expected_tools
+from surefoot.data.files import expected_tools
 from surefoot.errors import SecurityError, StateError
 from surefoot.protocols import EvalResult
 from surefoot.records import Group, Rollout, TrainSample

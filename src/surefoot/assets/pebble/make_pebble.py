@@ -31,8 +31,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from surefoot.data.builtin import SUMS_LIMIT, sums_tasks
 from surefoot.data.heldout import is_heldout
+from surefoot.data.sources import SUMS_LIMIT, sums_tasks
 from surefoot.records import Task
 from surefoot.system.files import sha256_of
 
