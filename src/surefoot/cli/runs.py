@@ -225,7 +225,7 @@ def _watch(run: Path, as_json: bool) -> int:
 
 
 def _print_status(found: Status, run: Path, as_json: bool, *, again: bool = False) -> None:
-    from surefoot.report.status_table import show
+    from surefoot.report.console import show
 
     if as_json:
         print(json.dumps(found.as_json(), indent=None if again else 2), flush=True)

@@ -5,7 +5,7 @@ Promises   works from a file, without network or script; every text is escaped; 
            costs no other part; a few megabytes at most; nothing but a typed error comes out of `write_report`.
 Never      judges: the verdict is verdict.json's.
 
-Read next: `data.py`, what is read; `charts.py`, which curves there are.
+Read next: `data.py`, what is read, and which curves there are.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Any
 
 from surefoot.errors import StorageError
 from surefoot.protocols import count_text
-from surefoot.report.charts import absent, card, charts, steps_on_the_clock, tolerance
-from surefoot.report.data import RunData, read_run
+from surefoot.report.data import RunData, absent, card, charts, read_run, steps_on_the_clock, tolerance
 from surefoot.report.markup import esc, foreign, local, page, section, table
 from surefoot.system.text import counted, duration, number, redact, size
 from surefoot.tracking.live import replace_file

@@ -15,8 +15,7 @@ from surefoot.guards.arming import Arming, judge_arming, tightened_in
 from surefoot.guards.verdict import LearningEvidence, RunJudgement, best_facts, compare, guard_facts, judge_run, way_out
 from surefoot.records import Verdict
 from surefoot.report.console import View
-from surefoot.report.monitor import report_or_warn
-from surefoot.report.view import best_text
+from surefoot.report.view import best_text, report_or_warn
 from surefoot.run.arguments import recorded, way_to_evaluate
 from surefoot.run.inputs import sandbox_facts
 from surefoot.storage.files import failpoint

@@ -40,8 +40,8 @@ from surefoot.learner.architectures import told
 from surefoot.protocols import TaskQueue
 from surefoot.records import Task, Verdict
 from surefoot.report.console import View, batch_arithmetic
-from surefoot.report.monitor import RunMonitor
 from surefoot.report.plan import loss_warning
+from surefoot.report.view import RunMonitor
 from surefoot.rewards.pool import RewardPool
 from surefoot.run.arguments import refuse_missing, way_on
 from surefoot.run.guarding import calibration, calibration_lines, judge_first_value, make_guard

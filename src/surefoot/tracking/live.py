@@ -13,7 +13,7 @@ Never      believes the file about life and death: that is the lock's word (`ali
     add("group", "worker-3", begin, end)          one that somebody else did, on this machine's monotonic clock
     timeline.step_done(7)                         everything since the last call was step 7
 
-Read next: `report/console.py` and `report/charts.py`, which draw them.
+Read next: `report/console.py` and `report/data.py`, which show them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.report.monitor import RunMonitor
+from surefoot.report.view import RunMonitor
 from surefoot.tracking.live import read_timeline, span
 
 

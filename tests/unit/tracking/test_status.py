@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from surefoot.cli import runs
 from surefoot.errors import StateError
-from surefoot.report.status_table import draw
+from surefoot.report.console import draw
 from surefoot.storage.lock import RunLock
 from surefoot.system import heartbeat
 from surefoot.tracking import live
