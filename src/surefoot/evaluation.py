@@ -17,7 +17,7 @@ from surefoot.errors import RewardError
 from surefoot.loop_state import Metrics, Run
 from surefoot.protocols import EvalResult, Runtime
 from surefoot.records import Task
-from surefoot.rewards.rules import EvalSet
+from surefoot.rewards.grading import EvalSet
 from surefoot.storage.files import failpoint
 
 

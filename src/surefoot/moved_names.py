@@ -75,6 +75,9 @@ MOVED: dict[str, dict[str, str]] = {
     "surefoot.policy.load": {
         "load_policy": "surefoot.learner.model:load_policy",
     },
+    "surefoot.rewards.components": {
+        "component_reward": "surefoot.rewards.functions:component_reward",
+    },
     "surefoot.safe_text": {
         "redact": "surefoot.system.text:redact",
     },

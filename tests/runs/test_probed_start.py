@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from command import ROOT, Ran, python, surefoot
 
-from surefoot.rewards.components import WEIGHTS, components
+from surefoot.rewards.functions import WEIGHTS, components
 
 GRADERS = """
 calls = 0

@@ -79,7 +79,7 @@ def requests(path: str) -> None:
     """Write down by name every completion that is asked of the engine, every rollout whose tools are opened or that is
     graded, and every call of a tool: of which rollout, the how manieth, and with what."""
     from surefoot.engines.serving import EngineLoop
-    from surefoot.rewards.single_turn import SingleTurnEnvironment
+    from surefoot.rewards.grading import SingleTurnEnvironment
     from surefoot.tools.session import ToolEnvironment
 
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -37,7 +37,7 @@ from surefoot.maths.losses import LossSettings
 from surefoot.maths.packing import make_batch
 from surefoot.protocols import Completion, Request, StepReport
 from surefoot.records import STOP, Group, Task, TrainSample
-from surefoot.rewards.single_turn import SingleTurnEnvironment
+from surefoot.rewards.grading import SingleTurnEnvironment
 from surefoot.runtime.requests import Sampling
 from surefoot.runtime.rollout import RolloutCollector
 from surefoot.tracking.metrics import group_metrics

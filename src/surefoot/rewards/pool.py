@@ -25,9 +25,8 @@ from typing import Any, NoReturn
 
 from surefoot.errors import RewardError, StorageError
 from surefoot.guards.reward_values import DIED, RAISED, TIMEOUT, RewardFunction, RewardValue
-from surefoot.rewards.fork_server import CONTROL_CAP, run_fork_server
 from surefoot.rewards.functions import COMPLETION_IDS, RESERVED, TRAINER_STATE, asks_for
-from surefoot.rewards.messages import Forked, NotJson, RewardCall, write_call
+from surefoot.rewards.workers import CONTROL_CAP, Forked, NotJson, RewardCall, run_fork_server, write_call
 from surefoot.system.environment import check_named, missing_words
 from surefoot.system.files import APPEND, plain_descriptor
 from surefoot.system.frames import ANSWER_CAP, REQUEST_CAP, FrameError, pack, take_frame

@@ -21,8 +21,8 @@ from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.model import Policy, resolve_device
 from surefoot.protocols import EngineInputs, Learner, ServingEngine, ToolSpec
 from surefoot.records import Task
+from surefoot.rewards.grading import EvalSet
 from surefoot.rewards.pool import RewardPool
-from surefoot.rewards.rules import EvalSet
 from surefoot.run.inputs import Inputs
 from surefoot.run.model import Prepared, adapter_plan, check_own_code, make_learner, prepare, probe_tolerance
 from surefoot.runtime.async_queue import AsyncTaskQueue

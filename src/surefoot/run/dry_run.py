@@ -32,7 +32,7 @@ from surefoot.learner.footprint import ModelShape
 from surefoot.records import Task
 from surefoot.report.plan import batch_arithmetic
 from surefoot.rewards.functions import is_builtin
-from surefoot.rewards.rules import EvalSet, Judges
+from surefoot.rewards.grading import EvalSet, Judges
 from surefoot.run.guarding import calibration, calibration_lines, make_guard
 from surefoot.run.inputs import (
     OwnSet,

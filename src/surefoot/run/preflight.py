@@ -20,11 +20,10 @@ from surefoot.data.tasks import TaskStream
 from surefoot.errors import InputError, RewardError
 from surefoot.guards.reward_values import DIED, TIMEOUT
 from surefoot.records import Group, Rollout, Task, ToolCall, Turn, Verdict
-from surefoot.rewards.components import expected_tools
-from surefoot.rewards.functions import exact_answer, reasoning_gym_score
+from surefoot.rewards.functions import exact_answer, expected_tools, reasoning_gym_score
+from surefoot.rewards.grading import SingleTurnEnvironment
 from surefoot.rewards.pool import RewardPool
 from surefoot.rewards.probe import Pay, Scored, gold_answer, measure
-from surefoot.rewards.single_turn import SingleTurnEnvironment
 from surefoot.rewards.verifiers.multi import TYPE, problem_of, verifier_reward
 from surefoot.run.inputs import Inputs
 from surefoot.run.store import rollout_row
