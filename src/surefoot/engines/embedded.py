@@ -31,7 +31,7 @@ from surefoot.engines.serving import ServedVersion
 from surefoot.errors import ConfigError, EngineError, NumericsError
 from surefoot.protocols import Completion, DecoderSpec, Request, Weights
 from surefoot.records import LENGTH, STOP
-from surefoot.system import heartbeat
+from surefoot.system.signals import tick
 
 
 @dataclass(slots=True)
@@ -242,7 +242,7 @@ class BatchedEngine(ServedVersion):
         """Keys, values and last logits of a prompt; once per group, even when its siblings enter in waves."""
         if self._last_prefill is None or self._last_prefill[0] != (self.version, prompt_ids):
             self._last_prefill = ((self.version, prompt_ids), self.decoder.prefill(prompt_ids))
-            heartbeat.tick("generating")
+            tick("generating")
         return self._last_prefill[1]
 
     def _step(self, done: dict[int, Completion]) -> None:
@@ -261,7 +261,7 @@ class BatchedEngine(ServedVersion):
             if slot is not None and self._accept(slot, drawn[row], done):
                 self._slots[row] = None
                 self._free.append(row)
-        heartbeat.tick("generating")
+        tick("generating")
 
     def _dice(self, slots: Sequence[BatchRow | None]) -> tuple[Tensor, Tensor]:
         """Temperatures (R,) and this position's uniform numbers (R,)."""

@@ -31,7 +31,7 @@ from surefoot.engines.embedded import BatchRow, EmbeddedEngine
 from surefoot.errors import EngineError
 from surefoot.maths.fused import has_kernels, ops_for
 from surefoot.protocols import Completion, DecoderSpec, Request, Weights
-from surefoot.system import heartbeat
+from surefoot.system.signals import tick
 
 # -- A Llama-family decoder whose step is launched once: everything it reads stays in one place on the device --
 # Owns       copies of the weights in buffers that never move, the KV cache, and what each row is at: token, position,
@@ -423,7 +423,7 @@ class GraphedEngine(EmbeddedEngine):
         for slot, seat in seats:
             slots.setdefault(seat.request.prompt_ids, []).append(slot)
         logits = self.decoder.prefill(list(slots), list(slots.values()))
-        heartbeat.tick("generating")
+        tick("generating")
         longest = max(seat.request.max_new_tokens for _, seat in seats)
         streams = np.zeros((len(seats), longest))
         for row, (_, seat) in enumerate(seats):
@@ -456,7 +456,7 @@ class GraphedEngine(EmbeddedEngine):
             if self._take(seated[place], zip(row_tokens, row_logprobs, strict=True), done):
                 self._slots[place[0]] = None
                 self._free.append(place[0])
-        heartbeat.tick("generating")
+        tick("generating")
 
     def _take(self, seat: BatchRow, drawn: Iterable[tuple[int, float]], done: dict[int, Completion]) -> bool:
         return any(self._accept(seat, pair, done) for pair in drawn)

@@ -28,8 +28,8 @@ from surefoot.errors import ConfigError, EngineError
 from surefoot.maths.checksums import checksums
 from surefoot.protocols import Completion, InFlightPolicy, Request, Weights
 from surefoot.records import LENGTH, STOP
-from surefoot.system import heartbeat
 from surefoot.system.connections import DeadlineConnection, holds_credentials, keeps_a_key
+from surefoot.system.signals import tick
 from surefoot.system.text import printable
 
 # -- JSON over HTTP to one server, within a deadline -----------------------------------------------
@@ -545,7 +545,7 @@ class OpenAIEngine(AskedElsewhere):
     def _complete(self, request: Request) -> Completion:
         began = self._version
         answer = self.client.post(f"{self.root}/v1/completions", body_of(request, self.model))
-        heartbeat.tick("generating")
+        tick("generating")
         tokens, logprobs = read_answer(request, answer, self.client.url)
         stopped = tokens[-1] in request.stop_ids
         return Completion(request.id, tokens, logprobs, STOP if stopped else LENGTH, began, self._version)

@@ -29,7 +29,7 @@ from surefoot.errors import EngineError, NumericsError, SurefootError
 from surefoot.maths.checksums import checksum
 from surefoot.protocols import Completion, Request, Weights
 from surefoot.records import LENGTH, STOP
-from surefoot.system import heartbeat
+from surefoot.system.signals import tick
 
 MAX_TRIES = 3
 """How often one request is asked before an answer that is none becomes an error."""
@@ -139,7 +139,7 @@ class VllmRequests(ServedVersion):
             row = self._rows.get(piece.key)
             if row is not None:  # None: it has left
                 self._take(row, piece, version, done)
-        heartbeat.tick("generating")
+        tick("generating")
         return done
 
     def leave(self, tickets: Collection[int] | None = None) -> None:

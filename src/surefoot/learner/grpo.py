@@ -46,7 +46,7 @@ from surefoot.maths.packing import Batch, BatchStats, make_batch, rows_by_datase
 from surefoot.protocols import LearnerFacts, ParameterUpdates, Scored, StepReport, Weights, WeightSource
 from surefoot.records import TrainSample
 from surefoot.storage.files import failpoint
-from surefoot.system.heartbeat import tick
+from surefoot.system.signals import tick
 
 
 @dataclass(frozen=True)

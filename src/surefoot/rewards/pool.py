@@ -30,8 +30,8 @@ from surefoot.rewards.workers import CONTROL_CAP, Forked, NotJson, RewardCall, r
 from surefoot.system.environment import check_named, missing_words
 from surefoot.system.files import APPEND, plain_descriptor
 from surefoot.system.frames import ANSWER_CAP, REQUEST_CAP, FrameError, pack, take_frame
-from surefoot.system.heartbeat import tick
 from surefoot.system.process import Child
+from surefoot.system.signals import tick
 
 _PATIENCE_S = 10.0
 

@@ -23,7 +23,7 @@ from surefoot.storage.ledger import Balance
 from surefoot.storage.lock import LOCK
 from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import extensions, resumes
-from surefoot.system.heartbeat import tick
+from surefoot.system.signals import tick
 from surefoot.system.text import python_call, shown_path
 from surefoot.tracking.metrics import read_metrics
 

@@ -75,9 +75,8 @@ from surefoot.storage.files import failpoint, switched_on
 from surefoot.storage.lock import RunLock
 from surefoot.storage.run_folder import RunFolder, environment_record
 from surefoot.storage.run_journal import assert_same_run, recorded_facts
-from surefoot.system.heartbeat import last_heartbeat
 from surefoot.system.memory import importing
-from surefoot.system.signals import StopRequested, StopSignals
+from surefoot.system.signals import StopRequested, StopSignals, last_heartbeat
 from surefoot.system.text import printable
 from surefoot.tracking.process_logs import attempts_of, hosts_of
 from surefoot.tracking.sinks import Sinks, check_sinks

@@ -36,7 +36,7 @@ from surefoot.storage.lock import RunLock
 from surefoot.storage.run_folder import RunFolder, refuse_hidden
 from surefoot.storage.run_journal import LEDGER, RESUMED, assert_same_run, extensions, is_same_run
 from surefoot.system.files import sha256_of, storage_error, sync_folder
-from surefoot.system.heartbeat import tick
+from surefoot.system.signals import tick
 from surefoot.tracking.metrics import MetricsLog, kind_of, metrics_until
 
 if TYPE_CHECKING:

@@ -41,8 +41,8 @@ from surefoot.records import TrainSample
 from surefoot.system.environment import inherited
 from surefoot.system.files import APPEND, plain_descriptor
 from surefoot.system.frames import LinePipe, PipeFloodedError
-from surefoot.system.heartbeat import tick
 from surefoot.system.process import Child
+from surefoot.system.signals import tick
 
 if TYPE_CHECKING:
     from surefoot.learner.grpo import GRPOLearner

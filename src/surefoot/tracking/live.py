@@ -32,8 +32,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from surefoot.errors import StateError, StorageError
-from surefoot.system import heartbeat
 from surefoot.system.files import TooLongError, atomic_write, read_plain
+from surefoot.system.signals import last_heartbeat
 from surefoot.system.text import printable, python_call
 from surefoot.tracking.metrics import headlines
 
@@ -226,7 +226,7 @@ class StatusWriter:
         self.write()  # the last step is part of the story; asked here, where a source that hangs holds up nobody
 
     def _record(self, ended: bool) -> dict[str, Any]:
-        last, now = heartbeat.last_heartbeat(), time.time()
+        last, now = last_heartbeat(), time.time()
         record: dict[str, Any] = {"pid": os.getpid(), "started": self._started, "updated": now, "ended": ended}
         record |= {"phase": last.stage, "quiet_s": max(0.0, time.monotonic() - last.moment)}
         if ended:  # whoever was asked may be gone by now: what was last known is what was true

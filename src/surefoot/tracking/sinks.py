@@ -28,9 +28,9 @@ from types import TracebackType
 from typing import Any
 
 from surefoot.errors import ConfigError
-from surefoot.system.deadline import Deadline
 from surefoot.system.environment import inherited
 from surefoot.system.process import Child
+from surefoot.system.signals import Deadline
 from surefoot.system.text import redact_values
 
 # -- The driver's end of one sink's process: a bounded queue of rows, and what is known of their fate

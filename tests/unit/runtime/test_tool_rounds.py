@@ -25,7 +25,7 @@ from surefoot.rewards.grading import GradingRules
 from surefoot.rewards.pool import RewardPool
 from surefoot.runtime import rollout as tool_rounds
 from surefoot.storage.batches import group_record, read_group
-from surefoot.system import heartbeat
+from surefoot.system import signals
 from surefoot.system.signals import StopRequested
 from surefoot.tools.session import ToolLimits
 
@@ -523,23 +523,23 @@ def test_a_request_to_stop_withdraws_completions_and_lets_go_of_all_tools(monkey
 
 def test_a_wait_for_one_tool_is_no_progress_and_its_answer_is() -> None:
     """The watchdog ends a wait without beats: a tool that hangs must not beat, one that answers must."""
-    beats: list[heartbeat.Heartbeat] = []
+    beats: list[signals.Heartbeat] = []
 
     def answer(*_: object) -> str:
-        beats.append(heartbeat.last_heartbeat())
+        beats.append(signals.last_heartbeat())
         return "42"
 
     def hang(*_: object) -> str:
         while sum(box.closed for box in kit.boxes.values()) < 1:
             time.sleep(0.01)
         time.sleep(0.1)  # what the sibling's end had to say is said
-        before = heartbeat.last_heartbeat()
+        before = signals.last_heartbeat()
         time.sleep(3 * tool_rounds._LOOK_S)
         beats.append(before)
-        assert heartbeat.last_heartbeat() is before, "a wait is no progress"
+        assert signals.last_heartbeat() is before, "a wait is no progress"
         return "42"
 
     kit = Kit(lambda rollout: Box(hang if rollout.endswith("/1") else answer))
     play(one_call, kit)
     assert beats[-1].stage == "tools"
-    assert heartbeat.last_heartbeat() is not beats[-1], "its answer was"
+    assert signals.last_heartbeat() is not beats[-1], "its answer was"

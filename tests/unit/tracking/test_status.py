@@ -18,7 +18,7 @@ from surefoot.cli import runs
 from surefoot.errors import StateError
 from surefoot.report.console import draw
 from surefoot.storage.lock import RunLock
-from surefoot.system import heartbeat
+from surefoot.system import signals
 from surefoot.tracking import live
 from surefoot.tracking.live import SILENT_S, RunCondition, StatusBoard, StatusWriter, plain, read_status
 
@@ -61,7 +61,7 @@ def test_the_writer_keeps_the_file_up_to_date_until_it_is_closed(run: Path) -> N
         board.step(3, {"reward": 0.5, "version": 3.0, "tokens_per_second": 10.0})
         asked.clear()
         assert asked.wait(10), "the thread asks again and again"
-        heartbeat.tick("learning")
+        signals.tick("learning")
     found = json.loads((run / "status.json").read_text())
     assert {"step": 3, "max_steps": 9, "version": 3, "reward": 0.5, "tokens_per_s": 10.0}.items() <= found.items()
     assert (found["ended"], found["phase"]) == (True, "learning")

@@ -41,8 +41,8 @@ from surefoot.data.tasks import Content, task_bytes
 from surefoot.errors import StorageError, SurefootError, TaskError
 from surefoot.records import Task
 from surefoot.system.files import atomic_file, storage_error
-from surefoot.system.heartbeat import tick
 from surefoot.system.process import exists
+from surefoot.system.signals import tick
 
 # -- Where each row begins and ends ----------------------------------------------------------------
 # Promises   every row with its byte offset; a line of any length costs no more memory than the longest row allowed;

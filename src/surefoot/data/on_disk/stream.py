@@ -38,7 +38,7 @@ from surefoot.errors import TaskError
 from surefoot.records import Task
 from surefoot.storage.files import write_json
 from surefoot.system.files import sha256_of
-from surefoot.system.heartbeat import tick
+from surefoot.system.signals import tick
 
 _CHECKED_AT_ONCE = 1000
 
