@@ -35,7 +35,7 @@ from surefoot.records import REPETITION_COST, Group, Task
 from surefoot.runtime.threads import BackgroundGroupWriter
 from surefoot.storage.batches import BatchLog, BatchPosition
 from surefoot.storage.files import failpoint
-from surefoot.storage.ledger import Balance, Dropped, Lease, Leased, Ledger, Pending, Visit
+from surefoot.storage.ledger import Balance, Dropped, Lease, Ledger, Pending, Visit
 from surefoot.system.signals import StopRequested
 from surefoot.tracking.live import span
 
@@ -571,7 +571,7 @@ def _by_id(tasks: Sequence[Task], border: HeldoutGate | None) -> dict[str, Task]
 
 
 def _is_delivered(status: object) -> bool:
-    return isinstance(status, Leased) and status.delivered
+    return isinstance(status, Lease) and status.delivered
 
 
 def _disagree(step: int, what: str) -> StateError:

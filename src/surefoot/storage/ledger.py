@@ -63,7 +63,10 @@ NEVER = LeaseToken(0, 0)
 
 
 class Lease(NamedTuple):
-    """The right to work on an item until a moment of the driver's clock (None: no deadline). Travels to the holder."""
+    """The right to work on an item until a moment of the driver's clock (None: no deadline). Travels to the holder.
+
+    It is what the item then is. Once delivered, its result waits to be trained on, and the lease never expires.
+    """
 
     item: Visit
     epoch: LeaseToken
@@ -71,17 +74,11 @@ class Lease(NamedTuple):
     """Position among the items that were leased at once."""
     holder: str
     until: float | None
+    delivered: bool = False
 
 
 class Pending(NamedTuple):
     """Waits in the queue."""
-
-
-class Leased(NamedTuple):
-    """Somebody works on it; once delivered, its result waits here to be trained on, and the lease never expires."""
-
-    lease: Lease
-    delivered: bool = False
 
 
 class Trained(NamedTuple):
@@ -97,7 +94,7 @@ class Dropped(NamedTuple):
     reason: str
 
 
-Status = Pending | Leased | Trained | Dropped
+Status = Pending | Lease | Trained | Dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +177,8 @@ class Balance:
 
 def status_row(status: Status) -> list[Any]:
     """One status as JSON."""
-    if isinstance(status, Leased):
-        lease = status.lease
-        return ["leased", list(lease.epoch), lease.place, lease.holder, lease.until, status.delivered]
+    if isinstance(status, Lease):
+        return ["leased", list(status.epoch), status.place, status.holder, status.until, status.delivered]
     if isinstance(status, Trained | Dropped):
         return [type(status).__name__.lower(), *status]
     return ["pending"]
@@ -194,8 +190,8 @@ def read_status(item: Visit, row: object) -> Status:
         case ["pending"]:
             return Pending()
         case ["leased", epoch, place, holder, until, bool(delivered)]:
-            lease = Lease(item, read_lease_token(epoch), count(place), read_text(holder), read_moment(until))
-            return Leased(lease, delivered)
+            token = read_lease_token(epoch)
+            return Lease(item, token, count(place), read_text(holder), read_moment(until), delivered)
         case ["trained", step, place]:
             return Trained(count(step), count(place))
         case ["dropped", str(reason)]:
@@ -304,8 +300,7 @@ class LedgerState:
                 if event.step <= self.step:
                     _broken(f"cannot train step {event.step}", event.items, f"step {self.step} is done already")
             case "drop":
-                open_kinds = Pending | Leased
-                self._require(event, "not open", lambda item: isinstance(self.items.get(item), open_kinds))
+                self._require(event, "not open", lambda item: isinstance(self.items.get(item), Pending | Lease))
             case "rewind":
                 if event.step > self.step:
                     _broken(f"cannot rewind to step {event.step}", (), f"the last one was {self.step}")
@@ -318,7 +313,7 @@ class LedgerState:
 
     def _is_leased(self, item: Visit, delivered: bool | None = None) -> bool:
         status = self.items.get(item)
-        return isinstance(status, Leased) and delivered in (None, status.delivered)
+        return isinstance(status, Lease) and delivered in (None, status.delivered)
 
     # -- what then is ---------------------------------------------------------------
 
@@ -352,16 +347,16 @@ class LedgerState:
     def _lease(self, event: Event) -> None:
         self.epoch = event.epoch
         for place, item in enumerate(event.items):
-            self.items[item] = Leased(Lease(item, event.epoch, place, event.holder, event.until))
+            self.items[item] = Lease(item, event.epoch, place, event.holder, event.until)
             self.leased[item] = None
             del self.queue[item]
 
     def _change_leases(self, event: Event) -> None:
         for item in event.items:
-            status = self.items[item]
-            assert isinstance(status, Leased), "refuse() has looked"
-            renewed = status.lease._replace(until=event.until) if event.kind == "renew" else status.lease
-            self.items[item] = Leased(renewed, event.kind == "complete")
+            lease = self.items[item]
+            assert isinstance(lease, Lease), "refuse() has looked"
+            renew = event.kind == "renew"
+            self.items[item] = lease._replace(until=event.until) if renew else lease._replace(delivered=True)
 
     def _return(self, items: Iterable[Visit], reason: str) -> None:
         """To the front of the queue: the first of `items` will be the first to go out again."""
@@ -389,7 +384,7 @@ class LedgerState:
     def leases(self, *, delivered: bool) -> list[Lease]:
         """Leases in the order in which they were given."""
         found = [self.items[item] for item in self.leased]
-        wanted = [status.lease for status in found if isinstance(status, Leased) and status.delivered == delivered]
+        wanted = [status for status in found if isinstance(status, Lease) and status.delivered == delivered]
         return sorted(wanted, key=lambda lease: (lease.epoch, lease.place))
 
     def trained_after(self, step: int) -> list[Visit]:
@@ -403,7 +398,7 @@ class LedgerState:
         dropped = Counter(status.reason for status in self.items.values() if isinstance(status, Dropped))
         delivered = len(self.leases(delivered=True))
         return Balance(
-            self.planned, kinds[Pending], kinds[Leased], delivered, kinds[Trained], dict(sorted(dropped.items())),
+            self.planned, kinds[Pending], kinds[Lease], delivered, kinds[Trained], dict(sorted(dropped.items())),
             dict(sorted(self.fenced.items())), dict(sorted(self.requeued.items())),
         )  # fmt: skip
 
@@ -411,13 +406,13 @@ class LedgerState:
         """Raise an `InvariantError` that names the items unless everything adds up."""
         if self.planned != len(self.items):
             _broken("the ledger does not add up", (), f"{self.planned} planned, {len(self.items)} known")
-        for kind, beside, word in ((Pending, self.queue, "queue"), (Leased, self.leased, "list of leases")):
+        for kind, beside, word in ((Pending, self.queue, "queue"), (Lease, self.leased, "list of leases")):
             if wrong := [item for item, s in self.items.items() if isinstance(s, kind) != (item in beside)]:
                 _broken("the ledger does not add up", wrong, f"wrongly in the {word} or wrongly not", self.items)
             if strange := [item for item in beside if item not in self.items]:
                 _broken("the ledger does not add up", strange, f"in the {word}, never planned")
         for item, status in self.items.items():
-            late = isinstance(status, Leased) and (status.lease.epoch > self.epoch or status.lease.item != item)
+            late = isinstance(status, Lease) and (status.epoch > self.epoch or status.item != item)
             if late or (isinstance(status, Trained) and status.step > self.step):
                 _broken("the ledger does not add up", [item], f"ahead of epoch {self.epoch}, step {self.step}")
 
@@ -447,7 +442,7 @@ class LedgerState:
                 item = read_visit(words)
                 state.items[item] = read_status(item, row)
             state.queue.update(dict.fromkeys(read_visit(row) for row in data["queue"]))
-            state.leased.update({item: None for item, s in state.items.items() if isinstance(s, Leased)})
+            state.leased.update({item: None for item, s in state.items.items() if isinstance(s, Lease)})
             state.check()
         except (TypeError, ValueError, AttributeError, InvariantError) as error:
             raise _snapshot_refused(str(error)) from error
@@ -464,9 +459,7 @@ def _snapshot_refused(why: str) -> StateError:
 
 
 def _broken(what: str, items: Sequence[Visit], why: str, known: Mapping[Visit, Status] | None = None) -> NoReturn:
-    shown = [
-        f"{item} ({type(known[item]).__name__.lower()})" if known and item in known else str(item) for item in items
-    ]
+    shown = [f"{item} ({status_row(known[item])[0]})" if known and item in known else str(item) for item in items]
     names = ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
     raise InvariantError(
         f"{what}{': ' + names if names else ''}: {why}",
@@ -622,9 +615,9 @@ class Ledger:
             return "unknown"
         if isinstance(status, Pending):
             return "late"
-        if not isinstance(status, Leased):
+        if not isinstance(status, Lease):
             return "done"
-        if status.lease.epoch != lease.epoch:
+        if status.epoch != lease.epoch:
             return "late"
         return "duplicate" if status.delivered else "accepted"
 
