@@ -14,8 +14,8 @@ import pytest
 from bisect_kit import FIXED, History, bisect, copied, git, history, numbered
 from command import Ran, surefoot
 
-from surefoot.harness.git import GitError, dirty_hash
 from surefoot.system import git as git_calls
+from surefoot.system.git import GitError, dirty_hash
 
 TINY = [
     "num_tasks=200", "tasks_per_step=2", "num_generations=4", "max_completion_length=4", "eval_tasks=8",
