@@ -62,7 +62,7 @@ def test_a_run_that_is_stuck_in_this_stage_ends_with_76_and_shows_where(
     assert re.search(STAGES[stage], found[1]), f"it was stuck at {stage} and says {found[1]!r}"
     [dump] = [path for path in (folder / "run/logs").iterdir() if "StalledError" in path.read_text(errors="replace")]
     assert str(dump.name) in ended.said
-    assert re.search(r"failpoints\.py.* in failpoint", dump.read_text())
+    assert re.search(r"storage/files\.py.* in failpoint", dump.read_text())
     assert bench.warm.orphans() == []
     bench.check(CASE, folder, bench.resume(folder))
     note(record_property, "P9", STUCK, 1, f"with {LIMIT_S:g} s", seconds=[seconds], limit_s=LIMIT_S + NOTICED_S)
