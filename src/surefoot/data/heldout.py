@@ -8,7 +8,7 @@ Never      looks at the position, the order, or Python's `hash()`.
 
     tasks --split(by hash of id or group)--> train | held out --refuse(ids, contents, near-duplicates)--> HeldoutSplit
 
-Read next: `tasks.py` and `near_duplicates.py` for what "the same" means; `tasks.py` deals out the training side too.
+Read next: `tasks.py` and `near_duplicates.py`, for what "the same" means.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Candidates for likeness by MinHash: few pairs to read out of billions.
+"""Tasks that ask nearly the same thing: few pairs to read out of billions, found by MinHash, then counted.
 
 Owns       the 5-grams of a text, their signatures, bands, and the join of two sides.
 Promises   the same candidates in every process; a pair whose overlap is the threshold is missed in less than
            1 of 1000 cases, one further above it practically never.
-Never      decides that two texts are alike: the caller counts.
 
     5-grams --64 smallest hash values--> signatures --equal bands--> pairs --enough equal values--> candidates
-
-Read next: `near_duplicates.py`, which counts.
 """
 
 from __future__ import annotations

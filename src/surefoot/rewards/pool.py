@@ -1,10 +1,10 @@
-"""The driver's end of the sockets to the fork server and its workers.
+"""Reward calls with deadlines: one verdict per completion, or the reason why there is none; and the sockets under them.
 
-Owns       one fork server, and one non-blocking socket per worker.
-Promises   never blocks on a worker: requests and answers move as the sockets allow.
-Never      decides what to call, or what a failure means.
+Owns       one fork server, one non-blocking socket per worker, and which worker runs which call.
+Promises   never blocks on a worker: requests and answers move as the sockets allow; a failure is never a number.
+Never      runs a reward function in this process, or weighs what they say.
 
-Read next: `pool.py`, which decides both.
+Read next: `workers.py`, the other end.
 """
 
 from __future__ import annotations

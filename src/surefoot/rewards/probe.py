@@ -12,7 +12,7 @@ Never      runs a reward function itself.
     nonsense   words without meaning                  guesses   many answers, the right one among them
     empty      no call and no word                    busy      calls, then a wrong answer
 
-Read next: `probe.py`, which asks twenty adversarial answers more.
+Read next: `probe_answers.py`, the answers that have fooled graders before.
 """
 
 from __future__ import annotations

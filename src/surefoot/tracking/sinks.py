@@ -7,7 +7,7 @@ Never      reads or writes metrics.jsonl: that file is complete without any of t
 
 A sink of its own process each, so that a W&B that hangs costs TensorBoard nothing.
 
-Read next: `sinks.py`, one queue; `sink_process.py`, the other end of it.
+Read next: `sink_process.py`, the other end of a queue.
 """
 
 from __future__ import annotations

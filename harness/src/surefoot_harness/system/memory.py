@@ -1,4 +1,4 @@
-"""Keep freed memory for the next step instead of giving it back to the system.
+"""The memory of this process: what is freed is kept for the next step; and how much a reward's process may take.
 
 Every step allocates the same activations again. By default the C library returns large blocks at
 once, and the next step pays for fresh, zeroed pages: about a tenth of a training step on a CPU. After two

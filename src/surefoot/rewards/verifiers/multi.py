@@ -1,4 +1,4 @@
-"""A judge by function, and how to show it a completion without letting the completion speak for itself.
+"""`MultiVerifier`: one answer, one problem, the verifier that the problem names; a judge by function is one of them.
 
 Promises   a fence's name depends on the text inside, so that no text can close its own fence.
 """
