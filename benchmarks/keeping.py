@@ -34,7 +34,7 @@ from method import Journal
 from report import Row, common_arguments, publish
 
 from surefoot.config import Config
-from surefoot.tracking.log import read_metrics
+from surefoot.tracking.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
 SAVE_S = 60 * float(Config.model_fields["save_minutes"].default)

@@ -23,8 +23,7 @@ from load import Load, LoadProbe
 from method import Journal
 from report import Row, common_arguments, publish
 
-from surefoot.tracking.log import read_metrics
-from surefoot.tracking.metrics import lookup
+from surefoot.tracking.metrics import lookup, read_metrics
 
 GOAL_ACCURACY, GOAL_SECONDS = 0.85, 120.0
 TIMES_AND_RATES = ("s", "tokens/s")

@@ -203,7 +203,7 @@ def _plain(value: Any) -> Any:
 
 def describe_machine() -> dict[str, Any]:
     """Versions, commit, CPU model."""
-    from surefoot.storage.environment import environment_record
+    from surefoot.storage.run_folder import environment_record
 
     record = environment_record(cwd=Path(__file__).parent)
     record["versions"] |= {name: _version(name) for name in PEERS}

@@ -22,7 +22,7 @@ from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.sampler import AsyncSampler
 from surefoot.runtime.task_queue import DurableTaskQueue
 from surefoot.storage.batches import BatchLog
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.ledger import Ledger
 
 

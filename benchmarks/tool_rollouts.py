@@ -23,7 +23,7 @@ from load import LoadProbe
 from method import Journal
 from report import Row, common_arguments, publish
 
-from surefoot.data.builtin import errands_tasks
+from surefoot.data.sources import errands_tasks
 from surefoot.engines.embedded import EmbeddedEngine
 from surefoot.engines.serving import EngineLoop
 from surefoot.learner.chat import ChatCodec

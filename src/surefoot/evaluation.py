@@ -17,8 +17,8 @@ from surefoot.errors import RewardError
 from surefoot.loop_state import Metrics, Run
 from surefoot.protocols import EvalResult, Runtime
 from surefoot.records import Task
-from surefoot.rewards.rules import EvalSet
-from surefoot.storage.failpoints import failpoint
+from surefoot.rewards.grading import EvalSet
+from surefoot.storage.files import failpoint
 
 
 def evaluate(run: Run) -> None:

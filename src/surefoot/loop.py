@@ -19,9 +19,9 @@ from surefoot.learner.samples import drop_reasons, select_training_groups, to_sa
 from surefoot.loop_state import Hooks, Metrics, Run, logging_due, step_metrics, warnings_of
 from surefoot.protocols import StepBatch
 from surefoot.records import Group, TrainSample
-from surefoot.storage.failpoints import failpoint
+from surefoot.storage.files import failpoint
 from surefoot.system.signals import StopRequested
-from surefoot.tracking.summary import batch_metrics
+from surefoot.tracking.metrics import batch_metrics
 
 __all__ = ["Hooks", "Metrics", "Run", "StopRequested", "steps", "train"]
 

@@ -23,7 +23,7 @@ from surefoot.guards.invariants import DiversityGuard
 from surefoot.guards.noise import proportion_se
 from surefoot.protocols import Codec, EvalResult, Learner, ParameterUpdates, Runtime, StepReport, TaskQueue
 from surefoot.records import Group, Task, TrainSample
-from surefoot.rewards.rules import EvalSet
+from surefoot.rewards.grading import EvalSet
 
 # -- What is derived from the steps: warnings for a person, arguments for the guard ----------------
 # `step_one_warnings`  each with a remedy: most runs that learn nothing show it in their first step

@@ -1,4 +1,4 @@
-"""Names that have moved: what the documentation of the first edition imports stays importable, from one table.
+"""Names that have moved: what the documentation has ever imported stays importable, from one table.
 
     from surefoot.envs.sandbox import Sandbox        still works, and is `surefoot.sandbox.sandbox.Sandbox`
 
@@ -23,6 +23,9 @@ from types import CodeType, ModuleType
 from typing import Any
 
 MOVED: dict[str, dict[str, str]] = {
+    "surefoot.data.content": {
+        "Content": "surefoot.data.tasks:Content",
+    },
     "surefoot.engines.openai_engine": {
         "OpenAIEngine": "surefoot.engines.openai:OpenAIEngine",
     },
@@ -72,15 +75,21 @@ MOVED: dict[str, dict[str, str]] = {
     "surefoot.policy.load": {
         "load_policy": "surefoot.learner.model:load_policy",
     },
+    "surefoot.rewards.components": {
+        "component_reward": "surefoot.rewards.functions:component_reward",
+    },
     "surefoot.safe_text": {
         "redact": "surefoot.system.text:redact",
+    },
+    "surefoot.storage.journal": {
+        "Journal": "surefoot.storage.files:Journal",
     },
     "surefoot.store.durable": {
         "atomic_write": "surefoot.storage.files:atomic_write",
         "commit_folder": "surefoot.storage.files:commit_folder",
     },
     "surefoot.store.journal": {
-        "Journal": "surefoot.storage.journal:Journal",
+        "Journal": "surefoot.storage.files:Journal",
     },
     "surefoot.store.ledger": {
         "Item": "surefoot.storage.ledger:Visit",
@@ -95,8 +104,12 @@ MOVED: dict[str, dict[str, str]] = {
     "surefoot.tracking.report": {
         "write_report": "surefoot.report.page:write_report",
     },
+    "surefoot.tracking.timeline": {
+        "Timeline": "surefoot.tracking.live:Timeline",
+        "span": "surefoot.tracking.live:span",
+    },
 }
-"""Module of the first edition -> name -> `module:name` of today."""
+"""Module that was documented once -> name -> `module:name` of today."""
 RUN: dict[str, str] = {
     "surefoot.envs.sandbox": "surefoot.sandbox.__main__",
 }

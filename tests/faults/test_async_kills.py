@@ -26,8 +26,7 @@ from figures import Record, note
 from kill_kit import Ended
 from kill_runs import CLOCKED, Bench, Case, timeless_lines
 
-from surefoot.storage.failpoints import NAMES
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import NAMES, Journal
 from surefoot.storage.ledger import Ledger
 
 AHEAD: dict[str, Any] = {"max_staleness": 2, "importance_sampling_correction": True, "max_steps": 8, "eval_steps": 4}

@@ -53,7 +53,7 @@ kept = all(value in ours and os.environ[name] == value for name, value in json.l
 print(json.dumps({{"marks": [{{name: mark.value for name, mark in row.items()}} for row in marks], "told": told,
                   "stories": stories, "kept": kept}}))
 """
-AS_BEFORE = "import surefoot.rewards.fork_server as n; n.narrow = lambda named=(): None"
+AS_BEFORE = "import surefoot.rewards.workers as n; n.narrow = lambda named=(): None"
 """The forked processes keep what the driver has."""
 ONLY_PYTHON = "import surefoot.system.environment as c; c._wipe = lambda kept: None"
 """What Python sees is narrowed, and the kernel's copy stays."""

@@ -50,12 +50,11 @@ SHOWN: dict[str, tuple[int, str]] = {
     "tracker/results.py": (1, "names a session; its duration is measured elsewhere"),
     "worker_coverage_child.py": (1, "written into a trace for people"),
     "worker_coverage.py": (1, "names a folder"),
-    "storage/environment.py": (1, "written into environment.json for people"),
     "storage/lock.py": (1, "since when the lock is held, in a message; who is alive is asked of the system"),
-    "storage/run_folder.py": (1, "names a run folder; a name that is taken gets a number"),
+    "storage/run_folder.py": (2, "names a run folder, counted on if taken; in environment.json for people"),
     "tracking/process_logs.py": (1, "a part of a name: whose count a line is"),
     "report/page.py": (1, "says when the page was written"),
-    "tracking/status.py": (3, "says when a run began and when it was last heard of, to people on other machines"),
+    "tracking/live.py": (3, "says when a run began and when it was last heard of, to people on other machines"),
     "tracking/sink_process.py": (2, "TensorBoard's own field; a panel may be out of order, the run is not"),
 }  # fmt: skip
 """File: how many looks, and what for. None of them is a duration, a deadline, or an order that training depends on."""

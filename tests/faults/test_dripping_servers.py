@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.engines.http_client import KEY_VARIABLE, HttpClient, HttpLimits
+from surefoot.engines.openai import KEY_VARIABLE, HttpClient, HttpLimits
 from surefoot.errors import EngineError, ToolError, ToolFailedError
 from surefoot.records import Task
 from surefoot.system import connections

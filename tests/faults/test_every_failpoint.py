@@ -20,9 +20,9 @@ import pytest
 from kill_kit import Ended
 from kill_runs import Bench, Case, Killed
 
-from surefoot.storage import failpoints
+from surefoot.storage import files
 
-NAMES = {name: where for name, where in failpoints.NAMES.items() if not name.startswith("memory.")}
+NAMES = {name: where for name, where in files.NAMES.items() if not name.startswith("memory.")}
 """Those of runs. A measurement of memory keeps nothing that could go on: tests/unit/run/test_memory.py ends it there."""
 BUSY = Case("busy", {"save_steps": 0, "save_minutes": 1e-9, "eval_steps": 1, "max_steps": 3})
 LONGER = "to be made longer"

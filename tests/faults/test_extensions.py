@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from kill_runs import JUMPY, Bench, Case, differences, facts
 
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 
 STEPS = Case("six steps", {"eval_steps": 3, "save_steps": 2, "max_steps": 6})
 SHORT = dataclasses.replace(STEPS, name="three steps", keys=STEPS.keys | {"max_steps": 3})

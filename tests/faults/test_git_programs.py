@@ -14,8 +14,8 @@ import pytest
 from bisect_kit import FIXED, History, bisect, copied, git, history, numbered
 from command import Ran, surefoot
 
-from surefoot.harness.git import GitError, dirty_hash
 from surefoot.system import git as git_calls
+from surefoot.system.git import GitError, dirty_hash
 
 TINY = [
     "num_tasks=200", "tasks_per_step=2", "num_generations=4", "max_completion_length=4", "eval_tasks=8",
@@ -124,7 +124,7 @@ def test_a_command_in_a_hostile_repository_starts_none_of_its_programs(command, 
 
 
 def test_a_run_says_neither_clean_nor_dirty_where_only_a_filter_of_the_repository_could_tell(tmp_path: Path) -> None:
-    from surefoot.storage.environment import environment_record
+    from surefoot.storage.run_folder import environment_record
 
     made = hostile(tmp_path / "r", Canary(tmp_path / "programs"))
     assert environment_record(cwd=made.root)["git"] == {"commit": made.c(4), "dirty": False}

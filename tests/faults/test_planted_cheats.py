@@ -24,8 +24,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.data.builtin import sums_tasks
 from surefoot.data.heldout import split_heldout
+from surefoot.data.sources import sums_tasks
 from surefoot.guards import GuardStatus, HeldOutGuard
 from surefoot.guards.noise import proportion_se
 from surefoot.records import Task

@@ -21,7 +21,7 @@ from command import Ran, surefoot
 from figures import Record, note
 from ray_kit import TINY, environment, left_after, litter, litter_of, mark_of, numbers, place, ray_run, wait_for
 
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.ledger import Ledger
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -15,8 +15,7 @@ import pytest
 from kill_kit import MODEL, Ended
 from kill_runs import PLAIN, SETS, Bench, Killed, facts
 
-from surefoot.storage.files import MANIFEST, ManifestEntry, manifest_text, read_manifest
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import MANIFEST, Journal, ManifestEntry, manifest_text, read_manifest
 
 LEDGER = "run/journal/ledger.journal"
 

@@ -17,7 +17,7 @@ import pytest
 from reward_kinds import FINE, KINDS, REFUSED, Case, WatchedPool
 from reward_kit import nothing_is_left  # noqa: F401 - the fixture works by being here
 
-from surefoot.rewards import fork_server
+from surefoot.rewards import workers
 from surefoot.rewards.pool import RewardPool
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for leaked processes in /proc")
@@ -102,12 +102,12 @@ def test_planted_bug_the_whole_group_pays_for_one_is_seen(monkeypatch: pytest.Mo
 @pytest.mark.turns(2, 1)
 def test_planted_bug_a_worker_that_is_not_killed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the kill the fork server waits for a worker that sleeps on; somebody has to be late, and is named."""
-    end = fork_server.ForkServer._end
+    end = workers.ForkServer._end
 
-    def end_late(self: fork_server.ForkServer, slot: int, stacks: bool) -> tuple[str | None, bytes]:
-        fork_server.time.sleep(1.5 * PROMISE_S if slot in self.workers else 0)
+    def end_late(self: workers.ForkServer, slot: int, stacks: bool) -> tuple[str | None, bytes]:
+        workers.time.sleep(1.5 * PROMISE_S if slot in self.workers else 0)
         return end(self, slot, stacks)
 
-    monkeypatch.setattr(fork_server.ForkServer, "_end", end_late)
+    monkeypatch.setattr(workers.ForkServer, "_end", end_late)
     problems = problems_of([seed_of("sleeps")], note=lambda *_: None)
     assert "after its deadline" in problems[-1]

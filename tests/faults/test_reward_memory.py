@@ -21,7 +21,7 @@ import pytest
 from reward_kit import AMPLE_S, GOOD, children_of, guilty, is_running, job, nothing_is_left, pool_of, wait_until_gone  # noqa: F401 - the fixture works by being here
 
 from surefoot.guards.reward_values import RewardValue
-from surefoot.rewards import fork_server
+from surefoot.rewards import workers
 from surefoot.system.memory import MIB, OwnMemory, excess_mb, keep_freed_memory, resident_bytes
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the cap needs Linux's /proc")
@@ -170,7 +170,7 @@ def test_memory_that_children_only_share_is_counted_once() -> None:
                 os.close(writing)
                 os.read(reading, 1)  # until the parent closes its end
                 os._exit(0)
-        time.sleep(10 * fork_server._WEIGH_S)  # time to be weighed wrongly
+        time.sleep(10 * workers._WEIGH_S)  # time to be weighed wrongly
         os.close(writing)
         return GOOD if kept else 0.0
 
@@ -219,7 +219,7 @@ def test_a_daemon_that_hoards_is_ended_and_costs_nobody_a_verdict(tmp_path: Path
 
 
 def test_planted_bug_without_the_scales_a_hog_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_server, "excess_mb", lambda *_: None)
+    monkeypatch.setattr(workers, "excess_mb", lambda *_: None)
     marks, _ = outcome(in_the_function, deadline_s=1.0)
     assert marks[1] == RewardValue(None, "timeout"), "nobody ended it but its deadline"
 
@@ -306,7 +306,7 @@ def test_five_hundred_leaky_calls_wear_out_workers_and_nobody_else(
 
 
 def test_planted_bug_a_worker_that_is_never_replaced_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefoot.rewards.worker._leaks_too_much", lambda _: False)
+    monkeypatch.setattr("surefoot.rewards.workers._leaks_too_much", lambda _: False)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # the limit is on numbers, not on how many
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 200, hard))

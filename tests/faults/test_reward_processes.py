@@ -19,7 +19,7 @@ from reward_kit import GOOD, HANG_S, children_of, guilty, is_running, job, nothi
 
 from surefoot.errors import RewardError
 from surefoot.records import Rollout, Task, Turn
-from surefoot.rewards.single_turn import SingleTurnEnvironment
+from surefoot.rewards.grading import SingleTurnEnvironment
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for leaked processes in /proc")
 

@@ -62,7 +62,7 @@ def test_a_run_that_is_stuck_in_this_stage_ends_with_76_and_shows_where(
     assert re.search(STAGES[stage], found[1]), f"it was stuck at {stage} and says {found[1]!r}"
     [dump] = [path for path in (folder / "run/logs").iterdir() if "StalledError" in path.read_text(errors="replace")]
     assert str(dump.name) in ended.said
-    assert re.search(r"failpoints\.py.* in failpoint", dump.read_text())
+    assert re.search(r"storage/files\.py.* in failpoint", dump.read_text())
     assert bench.warm.orphans() == []
     bench.check(CASE, folder, bench.resume(folder))
     note(record_property, "P9", STUCK, 1, f"with {LIMIT_S:g} s", seconds=[seconds], limit_s=LIMIT_S + NOTICED_S)
@@ -79,7 +79,7 @@ def test_the_same_pause_is_a_stall_under_a_short_limit_and_none_under_a_long_one
 PRELUDE = """
 import ctypes, os, sys, time
 from pathlib import Path
-from surefoot.system import heartbeat
+from surefoot.system import signals
 from surefoot.run.watchdog import Watchdog
 dump = Path(sys.argv[1])
 """
@@ -110,7 +110,7 @@ def test_planted_without_the_guardian_nobody_ends_it(tmp_path: Path) -> None:
     """Teeth: such a call with the guardian dead. It comes back after twice the limit, and nobody has noticed."""
     body = (
         "with Watchdog(0.2, dump=dump) as dog:\n"
-        "    dog._guardian.kill()\n    heartbeat.tick('x')\n    ctypes.PyDLL(None).sleep(3)\n    heartbeat.tick('x')\n"
+        "    dog._guardian.kill()\n    signals.tick('x')\n    ctypes.PyDLL(None).sleep(3)\n    signals.tick('x')\n"
         "print('lived')\n"
     )
     running = program(body, tmp_path)
@@ -123,7 +123,7 @@ def test_being_stopped_for_long_is_no_stall(tmp_path: Path) -> None:
     body = (
         "with Watchdog(0.5, dump=dump):\n"
         "    print('up', flush=True)\n"
-        "    for _ in range(100):\n        heartbeat.tick('walking'); time.sleep(0.01)\n"
+        "    for _ in range(100):\n        signals.tick('walking'); time.sleep(0.01)\n"
         "    print('done', flush=True)\n"
     )
     running = program(body, tmp_path)

@@ -14,17 +14,14 @@ import pytest
 
 import surefoot
 from surefoot.errors import StateError
-from surefoot.storage.failpoints import NAMES, VARIABLE
-from surefoot.storage.files import verify_folder
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Ledger
-from surefoot.storage.ledger_records import Leased
+from surefoot.storage.files import NAMES, VARIABLE, Journal, verify_folder
+from surefoot.storage.ledger import Lease, Ledger
 from surefoot.storage.lock import RunLock
 
 WRITER = """
 import json, pathlib, sys
 from surefoot.storage.files import atomic_write, commit_folder
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.ledger import Visit, Ledger
 from surefoot.storage.lock import RunLock
 
@@ -98,7 +95,7 @@ def look(folder: Path, promised: list[str]) -> dict[str, Any]:
     ledger.check()
     steps = [int(word.split()[1]) for word in promised if word.startswith("trained")]
     assert ledger.step >= max(steps, default=0), "a trained step is forgotten"
-    done = {str(item) for item, status in ledger.items().items() if not isinstance(status, Leased) or status.delivered}
+    done = {str(item) for item, status in ledger.items().items() if not isinstance(status, Lease) or status.delivered}
     assert {word.split()[1] for word in promised if word.startswith("delivered")} <= done, "a finished result is lost"
     states = [int(word.split()[1]) for word in promised if word.startswith("state")]
     if states:

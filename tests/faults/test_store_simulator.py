@@ -10,9 +10,8 @@ from store_simulator import SimulationError, simulate
 
 from surefoot.errors import SurefootError
 from surefoot.storage import ledger
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.ledger import Lease, Ledger, LedgerState
-from surefoot.storage.ledger_records import Leased
 
 SEEDS = 200
 SIMULATED = "simulated drivers, workers, networks and disks: no item lost, none trained twice"
@@ -69,7 +68,7 @@ def test_planted_belief_in_late_results_is_caught(monkeypatch: pytest.MonkeyPatc
 
     def believing(self: Ledger, lease: Lease) -> ledger.LeaseOutcome:
         status = self.status(lease.item)
-        return "accepted" if isinstance(status, Leased) and not status.delivered else real(self, lease)
+        return "accepted" if isinstance(status, Lease) and not status.delivered else real(self, lease)
 
     monkeypatch.setattr(Ledger, "outcome", believing)
     assert "late result" in a_seed_fails()

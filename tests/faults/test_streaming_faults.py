@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from streaming_kit import as_jsonl, ids, row, write
 
 from surefoot.data.files import read_task_file
-from surefoot.data.on_disk import rows
+from surefoot.data.on_disk import build
 from surefoot.data.on_disk.dataset import StreamingDataset
 from surefoot.data.on_disk.stream import LargeTaskStream
 from surefoot.errors import TaskError
@@ -108,7 +108,7 @@ def test_a_line_of_a_gigabyte_is_refused_without_being_held(size: int, end: str,
 def test_a_generator_without_an_end_stops_at_a_limit_and_not_at_a_full_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rows, "MAX_SPOOL_BYTES", 100_000)
+    monkeypatch.setattr(build, "MAX_SPOOL_BYTES", 100_000)
     with pytest.raises(TaskError, match="gave more than 100,000 bytes"):
         StreamingDataset((row(i) for i in itertools.count()), cache_dir=tmp_path / "c")
     assert not list((tmp_path / "c").iterdir())
@@ -119,7 +119,7 @@ def test_a_parquet_file_that_unfolds_to_too_much_is_refused_before_it_does(
 ) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"prompt": ["x" * 1000] * 5000}), tmp_path / "bomb.parquet")
-    monkeypatch.setattr(rows, "MAX_SPOOL_BYTES", 100)
+    monkeypatch.setattr(build, "MAX_SPOOL_BYTES", 100)
     with pytest.raises(TaskError, match="unfolds to"):
         StreamingDataset(tmp_path / "bomb.parquet")
 
@@ -239,7 +239,7 @@ def test_a_disk_that_fails_while_reading_is_told_as_that(tmp_path: Path, monkeyp
     with pytest.raises(TaskError, match=r"t\.jsonl cannot be read: Input/output error"):
         data[3]
     monkeypatch.undo()
-    monkeypatch.setattr("surefoot.data.on_disk.rows.scan_jsonl", lambda *_, **__: map(broken, [1]))
+    monkeypatch.setattr("surefoot.data.on_disk.build.scan_jsonl", lambda *_, **__: map(broken, [1]))
     with pytest.raises(TaskError, match=r"t\.jsonl cannot be read"):
         StreamingDataset(path, cache_dir=tmp_path / "other")
 

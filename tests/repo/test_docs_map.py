@@ -195,7 +195,7 @@ def test_planted_codes_are_seen() -> None:
 # -- processes ----------------------------------------------------------------------------------------------
 
 STARTERS = {
-    "rewards/fork_server.py": "fork server and reward workers",
+    "rewards/workers.py": "fork server and reward workers",
     "rewards/pool.py": "fork server and reward workers",
     "run/watchdog.py": "guardian",
     "sandbox/process.py": "sandbox keeper, sandboxes",

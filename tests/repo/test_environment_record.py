@@ -6,7 +6,7 @@ import datetime
 import json
 import platform
 
-from surefoot.storage.environment import environment_record
+from surefoot.storage.run_folder import environment_record
 
 AGREED = {
     "test", "success", "timestamp", "duration_s", "platform", "python", "torch", "cuda_available", "mps_available",

@@ -16,7 +16,7 @@ import surefoot
 SOURCE = Path(surefoot.__file__).parent
 DATA = frozenset(
     "str int float bool list tuple dict bytes type None Mapping Sequence Iterable Path BaseException Exception dtype "
-    "Pending Leased Dropped BadCall ComponentReward FromFile".split()
+    "Pending Lease Dropped BadCall ComponentReward FromFile".split()
 )
 """Builtin and abstract kinds of data, and records of ours that are one of several."""
 OF_USERS = frozenset({"run/arguments.py", "run/api.py", "run/evaluate.py", "run/stepping.py"})

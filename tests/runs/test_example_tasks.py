@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from example_solver import SERVERS, TASKS, module, shipped_tasks
 
-from surefoot.data.files import read_task_file
+from surefoot.data.files import read_task_file, tool_problems
 from surefoot.data.heldout import task_content
 from surefoot.data.near_duplicates import near_duplicates
-from surefoot.data.task_format import tool_problems
 from surefoot.rewards.verifiers.multi import MultiVerifier
 from surefoot.tools.mcp.servers import read_servers
 

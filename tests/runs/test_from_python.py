@@ -21,7 +21,7 @@ from surefoot.records import Verdict
 from surefoot.report.view import PlainView
 from surefoot.storage import run_folder
 from surefoot.storage.run_folder import RunFolder
-from surefoot.tracking.text import duration
+from surefoot.system.text import duration
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(3, 9) for b in range(3, 9)]
 OTHERS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(40, 43) for b in range(3, 6)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from command import ROOT, Ran, python, surefoot
 
-from surefoot.rewards.components import WEIGHTS, components
+from surefoot.rewards.functions import WEIGHTS, components
 
 GRADERS = """
 calls = 0
@@ -151,7 +151,7 @@ def paid(row: dict[str, Any], gold: str, weights: dict[str, float]) -> float:
 @pytest.mark.config_key("component_weights")
 def test_the_shipped_config_pays_by_its_weights_and_for_next_to_nothing_else(tmp_path: Path) -> None:
     pytest.importorskip("mcp", reason="needs the mcp extra")
-    from surefoot.data.builtin import errands_tasks
+    from surefoot.data.sources import errands_tasks
 
     golds = {task.id: task.columns["answer"] for task in errands_tasks(400, 0)}
     own = {"completion": 0.6, "reasoning": 0.1, "efficiency": 0.2, "recovery": 0.05, "response": 0.05}

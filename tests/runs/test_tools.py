@@ -93,7 +93,7 @@ def test_the_report_shows_whole_rollouts(learned: Ran) -> None:
 
 
 def test_a_record_says_which_tools_were_used_and_which_the_task_expects(tmp_path: Path) -> None:
-    from surefoot.data.builtin import errands_tasks
+    from surefoot.data.sources import errands_tasks
 
     tasks = errands_tasks(400, 0)
     expected = {str(task.prompt): ["calculator__evaluate"] for task in tasks if task.id.startswith("times/")}

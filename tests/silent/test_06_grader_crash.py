@@ -11,8 +11,8 @@ from silent_kit import TASKS, make_runtime, prepare
 from surefoot.engines.scripted import ScriptedEngine
 from surefoot.errors import PartialGroupError, RewardError
 from surefoot.protocols import Grade, Request
+from surefoot.rewards.grading import SingleTurnEnvironment
 from surefoot.rewards.pool import RewardPool
-from surefoot.rewards.single_turn import SingleTurnEnvironment
 
 POISON = 13
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from surefoot.errors import RewardError
-from surefoot.rewards import worker
+from surefoot.rewards import workers
 from surefoot.rewards.pool import RewardJob, RewardPool
 
 JOB = RewardJob(["p"] * 4, ["a", "bb", "ccc", "dddd"])
@@ -43,12 +43,12 @@ def test_what_is_not_one_value_per_completion_is_refused(wrong: Any) -> None:
 
 
 def test_planted_broadcast_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = worker._call
+    real = workers._call
 
     def stretched(*args: Any) -> Any:
         returned = real(*args)
         return returned * 4 if len(returned) == 1 else returned
 
-    monkeypatch.setattr(worker, "_call", stretched)  # before the fork, so the worker has it too
+    monkeypatch.setattr(workers, "_call", stretched)  # before the fork, so the worker has it too
     with pytest.raises(pytest.fail.Exception):
         check(one_for_all)

@@ -9,7 +9,7 @@ import torch
 from silent_kit import make_learner, sampled, tiny_net
 
 from surefoot.engines import embedded
-from surefoot.engines.sampling import Drawn
+from surefoot.engines.decoder import Drawn
 from surefoot.errors import NumericsError
 from surefoot.learner import forward
 from surefoot.maths.logprobs import TokenScores, score_tokens

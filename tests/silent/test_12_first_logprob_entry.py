@@ -11,8 +11,8 @@ import pytest
 import torch
 from silent_kit import make_learner, sampled, tiny_net
 
-from surefoot.engines import embedded, vllm_core
-from surefoot.engines.sampling import Drawn
+from surefoot.engines import embedded, vllm_engine
+from surefoot.engines.decoder import Drawn
 from surefoot.engines.vllm_requests import VllmOutput as Piece
 from surefoot.errors import NumericsError
 from surefoot.protocols import Completion, Request
@@ -41,17 +41,17 @@ def first_entry(output: Any) -> Piece:
 
 
 def test_the_value_under_the_sampled_token_is_recorded() -> None:
-    check(vllm_core._drawn)
+    check(vllm_engine._drawn)
 
 
 def test_asking_for_more_alternatives_changes_nothing() -> None:
-    assert vllm_core._drawn(said([{9: -2.5}, {2: -1.4}])) == vllm_core._drawn(said(RANKED))
+    assert vllm_engine._drawn(said([{9: -2.5}, {2: -1.4}])) == vllm_engine._drawn(said(RANKED))
 
 
 @pytest.mark.parametrize("maps", [[{5: -0.1}, {2: -1.4}], [{9: -2.5}], None])
 def test_a_hole_is_left_a_hole(maps: list[dict[int, float]] | None) -> None:
     """Fewer logprobs than tokens: `vllm_rows` refuses that, see tests/unit/engines/test_vllm_settings.py."""
-    piece = vllm_core._drawn(said(maps))
+    piece = vllm_engine._drawn(said(maps))
     assert len(piece.logprobs) < len(piece.token_ids)
 
 

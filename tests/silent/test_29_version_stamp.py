@@ -11,7 +11,7 @@ from surefoot.engines.scripted import ScriptedEngine
 from surefoot.errors import InvariantError
 from surefoot.protocols import Completion, Request
 from surefoot.records import Group
-from surefoot.tracking.summary import group_metrics
+from surefoot.tracking.metrics import group_metrics
 
 
 def bump(engine: ScriptedEngine) -> None:

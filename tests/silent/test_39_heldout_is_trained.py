@@ -9,8 +9,8 @@ import pytest
 
 from surefoot.config import Config
 from surefoot.data import heldout
-from surefoot.data.builtin import sums_tasks
 from surefoot.data.heldout import repeated_prompts, split_heldout
+from surefoot.data.sources import sums_tasks
 from surefoot.errors import TaskError
 from surefoot.records import Task
 from surefoot.run import inputs

@@ -15,7 +15,7 @@ from surefoot.guards.verdict import LearningEvidence, judge_run
 from surefoot.maths.logprobs import score_tokens
 from surefoot.maths.stats import finish, token_sums
 from surefoot.records import Verdict
-from surefoot.tracking.log import MetricsLog
+from surefoot.tracking.metrics import MetricsLog
 
 NOTHING = torch.zeros(2, 3, dtype=torch.bool)
 VALUES = torch.full((2, 3), -1.0)

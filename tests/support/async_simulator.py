@@ -37,9 +37,8 @@ from surefoot.runtime.sampler import AsyncSampler, allowance
 from surefoot.storage import batches as batches_module
 from surefoot.storage import ledger
 from surefoot.storage.batches import BatchLog
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Ledger, Visit
-from surefoot.storage.ledger_records import Dropped, Trained
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Dropped, Ledger, Trained, Visit
 from surefoot.system import journal
 
 REPLICAS = 64

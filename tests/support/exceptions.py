@@ -12,7 +12,7 @@ FUNCTION_LINES = {
 
 BANNED_CALLS = {
     "src/surefoot/guards/reward_values.py::except": "a stranger's __float__ failed, and that is the finding: not a number",
-    "src/surefoot/rewards/worker.py::except": "a stranger's __repr__ failed while a message about it was written",
+    "src/surefoot/rewards/workers.py::except": "a stranger's __repr__ failed while a message about it was written",
     "src/surefoot/sandbox/code_worker.py::importlib.import_module": "in the sandbox of the code, which may import anything anyway; the tests name the module",
     "src/surefoot/tools/python/foreign_host.py::exec_module": "the user's own environment file, in a process of its own",
     "harness/src/surefoot_harness/system/user_code.py::exec_module": "the user's own reward or tool file, named by the config on the command line",

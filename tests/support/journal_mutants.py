@@ -17,7 +17,7 @@ from typing import Any
 from forgetful_disk import ForgetfulFile
 
 from surefoot.errors import SurefootError
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.system import journal as frames
 
 

@@ -150,7 +150,7 @@ def _forgets_the_old_end() -> None:
 
 def _config_first() -> None:
     """A new length is in config.toml before the journal knows of it."""
-    from surefoot.storage.failpoints import failpoint
+    from surefoot.storage.files import failpoint
 
     home: Any = importlib.import_module("surefoot.run.resume")  # the package's own `resume` is a function
     real = home.write_extension
@@ -196,7 +196,7 @@ def _trained_too_early() -> None:
 
 
 def _no_sync() -> None:
-    from surefoot.storage.journal import Journal
+    from surefoot.storage.files import Journal
 
     def sync(self: Any) -> None:
         self._synced = self._end

@@ -156,9 +156,9 @@ def _be_driver(argv: list[str], cwd: str, env: dict[str, str], out: str, before:
             os.close(descriptor)  # the last one tells the server that we are ready
         os.environ.clear()
         os.environ.update(env)
-        from surefoot.storage import failpoints
+        from surefoot.storage import files
 
-        failpoints.read_environment()
+        files.read_environment()
         for name, *arguments in before:
             getattr(importlib.import_module("kill_plants"), name)(*arguments)
 

@@ -22,7 +22,7 @@ from typing import Any
 import kill_bugs
 
 from surefoot.runtime import threads
-from surefoot.storage import failpoints
+from surefoot.storage import files
 from surefoot.system import journal
 
 
@@ -35,11 +35,11 @@ def trace(path: str) -> None:
         if os.getpid() == driver:
             os.write(descriptor, f"{name}\n".encode())
 
-    for name, armed in failpoints._POINTS.items():
-        failpoints._POINTS[name] = failpoints.Armed(name, "trace", _both(note, name, armed))
+    for name, armed in files._POINTS.items():
+        files._POINTS[name] = files.Armed(name, "trace", _both(note, name, armed))
 
 
-def _both(note: Callable[[str], None], name: str, armed: failpoints.Armed | None) -> Callable[[], None]:
+def _both(note: Callable[[str], None], name: str, armed: files.Armed | None) -> Callable[[], None]:
     def act() -> None:
         note(name)
         if armed is not None:
@@ -56,7 +56,7 @@ def signal_at(name: str, hit: str, number: str, moment: str = "") -> None:
             Path(moment).write_text(str(time.monotonic()))
         os.kill(os.getpid(), int(number))
 
-    failpoints._POINTS[name] = failpoints.Armed(name, "signal", act, int(hit))
+    files._POINTS[name] = files.Armed(name, "signal", act, int(hit))
 
 
 def engine_hangs_after(name: str, hit: str, moment: str) -> None:
@@ -72,14 +72,14 @@ def engine_hangs_after(name: str, hit: str, moment: str) -> None:
         return advance(self)
 
     EmbeddedEngine.advance = hung  # type: ignore[method-assign]
-    failpoints._POINTS[name] = failpoints.Armed(name, "hang", over.set, int(hit))
+    files._POINTS[name] = files.Armed(name, "hang", over.set, int(hit))
 
 
 def requests(path: str) -> None:
     """Write down by name every completion that is asked of the engine, every rollout whose tools are opened or that is
     graded, and every call of a tool: of which rollout, the how manieth, and with what."""
     from surefoot.engines.serving import EngineLoop
-    from surefoot.rewards.single_turn import SingleTurnEnvironment
+    from surefoot.rewards.grading import SingleTurnEnvironment
     from surefoot.tools.session import ToolEnvironment
 
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -212,8 +212,8 @@ def break_save(log: str, save: str, nth: str, kind: str) -> None:
     def end() -> None:
         breaker.on = False
 
-    failpoints._POINTS["session.before_save"] = failpoints.Armed("session.before_save", "break", begin, int(save))
-    failpoints._POINTS["loop.before_collect"] = failpoints.Armed("loop.before_collect", "break", end)
+    files._POINTS["session.before_save"] = files.Armed("session.before_save", "break", begin, int(save))
+    files._POINTS["loop.before_collect"] = files.Armed("loop.before_collect", "break", end)
     for name in ("fsync", "rename", "replace", "mkdir", "pwrite", "ftruncate", "unlink", "rmdir"):
         setattr(os, name, _broken(breaker, name, getattr(os, name)))
     _break_files(breaker)
@@ -298,8 +298,8 @@ def stop_at_save(save: str) -> None:
             os.mkdir("/")
 
     before, after = "session.before_save", "loop.before_collect"
-    failpoints._POINTS[before] = failpoints.Armed(before, "stop", lambda: os.kill(pid, signal.SIGSTOP), int(save))
-    failpoints._POINTS[after] = failpoints.Armed(after, "mark", mark)
+    files._POINTS[before] = files.Armed(before, "stop", lambda: os.kill(pid, signal.SIGSTOP), int(save))
+    files._POINTS[after] = files.Armed(after, "mark", mark)
 
 
 # -- file systems ---------------------------------------------------------------------------------

@@ -17,9 +17,8 @@ from typing import Any
 import kill_plants
 from kill_kit import MODEL, PATIENCE_S, Driver, Ended, Warm
 
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Ledger
-from surefoot.storage.ledger_records import Trained
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Ledger, Trained
 
 CLOCKED = ("timing/", "step_time", "tokens_per_second", "killswitch/eval_share", "memory/peak")
 """Metrics that tell of the clock; all others are compared to the last bit."""

@@ -37,10 +37,10 @@ from surefoot.maths.losses import LossSettings
 from surefoot.maths.packing import make_batch
 from surefoot.protocols import Completion, Request, StepReport
 from surefoot.records import STOP, Group, Task, TrainSample
-from surefoot.rewards.single_turn import SingleTurnEnvironment
+from surefoot.rewards.grading import SingleTurnEnvironment
 from surefoot.runtime.requests import Sampling
 from surefoot.runtime.rollout import RolloutCollector
-from surefoot.tracking.summary import group_metrics
+from surefoot.tracking.metrics import group_metrics
 
 NAN, INF = math.nan, math.inf
 STOP_ID, VOCAB, WIDTH = 2, 61, 6

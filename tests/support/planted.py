@@ -114,7 +114,7 @@ def flip_advantages_after_checks() -> None:
 
 def shuffle_rewards() -> None:
     """Training rewards are permuted over the whole step before anybody sees them; evaluation is left alone."""
-    from surefoot.rewards.single_turn import SingleTurnEnvironment
+    from surefoot.rewards.grading import SingleTurnEnvironment
 
     real = SingleTurnEnvironment.grade
     dice = random.Random(0)
@@ -228,10 +228,10 @@ def speak_in_circles() -> None:
 
 def forget_loops() -> None:
     """Loops are paid like answers."""
-    from surefoot.rewards import single_turn
+    from surefoot.rewards import grading
 
     speak_in_circles()
-    single_turn.after_repetition = lambda grade, rollout, rules: grade  # type: ignore[attr-defined]
+    grading.after_repetition = lambda grade, rollout, rules: grade  # type: ignore[attr-defined]
 
 
 def forget_datasets() -> None:

@@ -249,11 +249,10 @@ class WatchedPool(RewardPool):
 
     def _hand_out(self) -> None:
         super()._hand_out()
-        for busy in self._busy.values():
-            call = busy.call
+        for call in self._busy.values():
             kind = KINDS[self._jobs[call.job].columns["kind"][0]]
             hangs = BAD in [self._jobs[call.job].completions[row] for row in call.rows] and "timeout" in kind.outcome
-            busy.deadline = busy.deadline if hangs else max(busy.deadline, time.monotonic() + AMPLE_S)
+            call.deadline = call.deadline if hangs else max(call.deadline, time.monotonic() + AMPLE_S)
 
     def _fail(self, slot: int, reason: str) -> None:
         deadline = self._busy[slot].deadline

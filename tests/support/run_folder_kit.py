@@ -24,8 +24,7 @@ from typing import Any
 
 from kill_kit import Warm
 
-from surefoot.storage.files import MANIFEST, manifest_text, read_manifest
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import MANIFEST, Journal, manifest_text, read_manifest
 from surefoot.system import journal as frames
 
 CANARY = "CanaryTextOfAnotherFile"

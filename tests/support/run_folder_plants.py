@@ -73,12 +73,12 @@ def _run_any_code_of_any_config() -> None:
 def _open_anything() -> None:
     from surefoot.rewards import pool
     from surefoot.system import files
-    from surefoot.tracking import log
+    from surefoot.tracking import metrics
 
     def plain_descriptor(path: Path, flags: int) -> int:
         return os.open(path, flags & ~os.O_NOFOLLOW & ~os.O_NONBLOCK, 0o600)
 
-    files.plain_descriptor = pool.plain_descriptor = log.plain_descriptor = plain_descriptor
+    files.plain_descriptor = pool.plain_descriptor = metrics.plain_descriptor = plain_descriptor
 
 
 def _follow_folders() -> None:

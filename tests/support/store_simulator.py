@@ -24,9 +24,8 @@ from typing import Any
 from forgetful_disk import Crash, Fault, ForgetfulFile
 
 from surefoot.errors import StorageError, SurefootError
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Lease, Ledger, Visit
-from surefoot.storage.ledger_records import Dropped, Leased, Trained
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Dropped, Lease, Ledger, Trained, Visit
 from surefoot.system.journal import Header
 
 
@@ -202,14 +201,14 @@ class Driver:
         require(told.planned <= set(self.ledger.items()), "a planned item is gone")
         for item, lease in told.delivered.items():
             now = status(item)
-            kept = isinstance(now, Leased) and now.delivered and now.lease.epoch == lease.epoch
+            kept = isinstance(now, Lease) and now.delivered and now.epoch == lease.epoch
             require(kept or isinstance(now, Trained | Dropped), f"the finished result of {item} is lost: {now}")
         for item, step in told.trained.items():
             now = status(item)
             require(isinstance(now, Trained) and now.step == step, f"{item} was trained in step {step}, now {now}")
         require(all(status(item) == Dropped(reason) for item, reason in told.dropped.items()), "a drop is undone")
         told.planned |= set(self.ledger.items())
-        old = [str(item) for item, s in self.ledger.items().items() if isinstance(s, Leased) and not s.delivered]
+        old = [str(item) for item, s in self.ledger.items().items() if isinstance(s, Lease) and not s.delivered]
         require(not old, f"leases of a dead driver are still open: {old}")
 
     def restore(self) -> Weights:

@@ -225,7 +225,7 @@ def _forget_the_server() -> None:
     import numpy
     import torch
 
-    from surefoot.storage import failpoints
+    from surefoot.storage import files
 
     # torch makes its thread pool anew at the first use after a fork, and not safely: two threads that come first (a
     # model's loader) may find none and end with "Invalid thread pool". Here there is only one thread.
@@ -242,7 +242,7 @@ def _forget_the_server() -> None:
     random.seed()
     numpy.random.seed()
     tempfile.tempdir = None
-    failpoints.read_environment()
+    files.read_environment()
 
 
 def _end_as_python_does() -> None:

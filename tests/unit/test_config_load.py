@@ -14,7 +14,7 @@ from surefoot.config.files import parse_overrides
 from surefoot.config.keys import all_keys, describe_keys, dump_toml, hint, nearest
 from surefoot.config.load import config_from_values, load_config
 from surefoot.errors import ConfigError
-from surefoot.storage.environment import config_text
+from surefoot.storage.run_folder import config_text
 
 HEAD = 'model = "pebble"\ntasks = "builtin:sums"\n'
 

@@ -19,7 +19,7 @@ from surefoot.protocols import StepBatch
 from surefoot.records import STOP, Group, Rollout, Task, Turn
 from surefoot.runtime.task_queue import DurableTaskQueue, MemoryTaskQueue, StepSampler
 from surefoot.storage.batches import BatchLog
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.ledger import Ledger
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(12)]

@@ -11,8 +11,8 @@ import torch
 from pebble_kit import ASSETS, maker, read_once, render
 from transformers import GenerationConfig
 
-from surefoot.data.builtin import sum_task, sums_tasks
 from surefoot.data.heldout import is_heldout
+from surefoot.data.sources import sum_task, sums_tasks
 from surefoot.records import Task
 
 FOLDER = ASSETS / "pebble"

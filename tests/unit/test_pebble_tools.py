@@ -11,8 +11,8 @@ import pytest
 import torch
 from pebble_kit import ASSETS, maker, read_once, render
 
-from surefoot.data.builtin import CALCULATOR, KINDS, errands_tasks, multiplication_task, reversal_task
 from surefoot.data.heldout import is_heldout
+from surefoot.data.sources import CALCULATOR, KINDS, errands_tasks, multiplication_task, reversal_task
 from surefoot.errors import ModelError
 from surefoot.learner import model as load
 from surefoot.learner.chat import ChatCodec

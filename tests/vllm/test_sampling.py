@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm_asking import END, NEVER, ask, crowd, gaps, tokens
 
-from surefoot.engines.vllm_core import sampling_fields
+from surefoot.engines.vllm_engine import sampling_fields
 from surefoot.errors import EngineError
 from surefoot.records import LENGTH, STOP
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from vllm_asking import END, ask, crowd, gaps, tokens
 
-from surefoot.engines.http_client import HttpClient, HttpLimits
+from surefoot.engines.openai import HttpClient, HttpLimits
 from surefoot.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:

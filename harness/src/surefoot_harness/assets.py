@@ -23,7 +23,7 @@ from surefoot_harness.errors import ConfigError, StateError
 from surefoot_harness.files import read_json
 from surefoot_harness.own_command import own_name
 from surefoot_harness.project import FILE, Project, find_project, known_keys, read_project, refused, text_of, words_of
-from surefoot_harness.system.hashing import sha256_of, sha256_of_file
+from surefoot_harness.system.files import sha256_of, sha256_of_file
 
 MANIFEST = "asset-manifest.json"
 COMPLETE, MISSING, STALE, DAMAGED = "complete", "missing", "stale", "damaged"

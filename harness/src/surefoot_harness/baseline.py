@@ -23,10 +23,10 @@ from typing import Any
 
 from surefoot_harness.errors import ConfigError, StateError
 from surefoot_harness.files import read_json, write_json
-from surefoot_harness.git import GitError, head
 from surefoot_harness.own_command import own_name
 from surefoot_harness.series import Metrics, Series, describe, is_number
-from surefoot_harness.system.hashing import sha256_of
+from surefoot_harness.system.files import sha256_of
+from surefoot_harness.system.git import GitError, head
 
 FOLDER = Path("surefoot-baselines")
 DEFAULT_NAME = "main"

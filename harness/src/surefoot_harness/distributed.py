@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot_harness.errors import ConfigError, SurefootError
-from surefoot_harness.system.deadline import Deadline
 from surefoot_harness.system.process import Child
+from surefoot_harness.system.signals import Deadline
 
 Target = Callable[[], object] | Path | str | Sequence[str]
 _TAIL = 30

@@ -3,7 +3,7 @@
 Promises   anything torn, odd or not finite is a `StateError` with its line number, never a skipped line.
 Never      rounds, averages, or fills in what is missing.
 
-The writer is the trainer's: `surefoot.tracking.log`.
+The writer is the trainer's: `surefoot.tracking.metrics`.
 """
 
 from __future__ import annotations

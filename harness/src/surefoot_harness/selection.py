@@ -21,7 +21,7 @@ from typing import Any
 
 from surefoot_harness.errors import ConfigError
 from surefoot_harness.project import Project, known_keys, refused, text_of, words_of
-from surefoot_harness.system.hashing import sha256_number
+from surefoot_harness.system.files import sha256_number
 
 GATE, BACKEND, PLAIN = "gate", "backend", "plain"
 NO_TOKEN, NO_MODULE, NO_GPUS = "no token: ", "no module: ", "no GPUs: "

@@ -1,8 +1,8 @@
 """SOURCE to metrics: a run folder, `metrics.jsonl`, `metrics.json`, TRL's `trainer_state.json`, TensorBoard events.
 
 Promises   missing, unreadable or empty is a `StateError` (exit 3), never an empty answer; our own runs are read by the
-           strict reader of `tracking.log`; a stranger's NaN, text and null stay what they are, so that the check that
-           uses them can say so; whatever was passed over is in `Metrics.notes`.
+           strict reader of `tracking.metrics`; a stranger's NaN, text and null stay what they are, so that the check
+           that uses them can say so; whatever was passed over is in `Metrics.notes`.
 
     folder    metrics.jsonl, metrics.json, trainer_state.json, checkpoint-N/trainer_state.json, events below it
     *.jsonl   one object a line, with `step`, `global_step` or `_step`

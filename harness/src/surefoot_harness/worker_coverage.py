@@ -33,8 +33,8 @@ from surefoot_harness.errors import ConfigError, StateError
 from surefoot_harness.files import make_unseen, read_json, write_json
 from surefoot_harness.own_command import own_name
 from surefoot_harness.scrub import scrub
-from surefoot_harness.system.deadline import Deadline
 from surefoot_harness.system.process import Child, is_alive
+from surefoot_harness.system.signals import Deadline
 from surefoot_harness.tables import table
 from surefoot_harness.worker_coverage_child import FOLDER
 

@@ -46,7 +46,7 @@ def bench(
 
 def _bench(words: Sequence[str], seconds: float, as_json: bool) -> int:
     from surefoot.cli.commands import load_named
-    from surefoot.tracking.text import printable
+    from surefoot.system.text import printable
 
     loaded = load_named(words)
     from surefoot.run.bench import bench as measure

@@ -227,7 +227,7 @@ def _load(words: Sequence[str]) -> LoadedConfig:
 
 
 def _print(lines: Iterable[str]) -> None:
-    from surefoot.tracking.text import printable
+    from surefoot.system.text import printable
 
     for line in lines:
         print(printable(line))
@@ -273,7 +273,7 @@ def hack(
 
 def _hack(seed: int, out: Path | None, quick: bool) -> int:
     from surefoot.demo.hack import hack as play_hack
-    from surefoot.tracking.text import printable
+    from surefoot.system.text import printable
 
     def say(text: str) -> None:
         encoding = sys.stdout.encoding or "utf-8"  # curves are drawn with bars that not every terminal has

@@ -183,7 +183,7 @@ def _pay_as_json(pay: Pay) -> dict[str, Any]:
 
 
 def _print_probe(lines: Iterator[str]) -> None:
-    from surefoot.tracking.text import printable
+    from surefoot.system.text import printable
 
     for line in lines:
         print(printable(line))
@@ -379,7 +379,7 @@ def _indented(text: str) -> Iterator[str]:
 
 
 def _print_tools(lines: Iterator[str]) -> None:
-    from surefoot.tracking.text import printable
+    from surefoot.system.text import printable
 
     for line in lines:
         print(printable(line), flush=True)

@@ -19,7 +19,7 @@ from surefoot.cli.exits import guarded
 
 if TYPE_CHECKING:
     from surefoot.run.evaluate import Evaluation
-    from surefoot.tracking.status import Status
+    from surefoot.tracking.live import Status
 
 
 _Text = Optional[str]  # noqa: UP045 - typer resolves annotations at run time
@@ -93,7 +93,7 @@ class EvalOutput:
     def show(self, found: Evaluation) -> None:
         """Files first: what is printed is there."""
         from surefoot.storage.files import write_json, write_lines
-        from surefoot.tracking.text import printable
+        from surefoot.system.text import printable
 
         if self.save is not None:
             write_lines(self.save, (json.dumps(row, ensure_ascii=False) for row in found.answers))
@@ -106,7 +106,7 @@ class EvalOutput:
 
 def _lines(found: Evaluation) -> Iterator[str]:
     """`add: 41 of 100 answers right, 25 tasks` for each set, then every number as NAME VALUE."""
-    from surefoot.tracking.text import counted
+    from surefoot.system.text import counted
 
     for name, tasks in found.tasks.items():
         right = found.right(name)
@@ -145,7 +145,7 @@ def export(
 def _export(run: Path, out: Path, merged: bool, step: int | None, best: bool) -> int:
     from surefoot.errors import ConfigError
     from surefoot.run.export import export as write
-    from surefoot.tracking.text import printable
+    from surefoot.system.text import printable
 
     if best and step is not None:
         raise ConfigError("--step and --best are both given", "they name two checkpoints", "keep one")
@@ -180,7 +180,7 @@ def status(
 
 def look(run: Path) -> Status:
     """One look: the lock says who lives, status.json the rest."""
-    from surefoot.tracking.status import read_status
+    from surefoot.tracking.live import read_status
 
     return read_status(run, alive=_alive(run))
 
@@ -211,7 +211,7 @@ def _show_status(run: Path, as_json: bool) -> int:
 
 def _watch(run: Path, as_json: bool) -> int:
     """On a terminal the table is redrawn in place; elsewhere each look is printed."""
-    from surefoot.tracking.status import RunCondition
+    from surefoot.tracking.live import RunCondition
 
     try:
         while True:
@@ -225,7 +225,7 @@ def _watch(run: Path, as_json: bool) -> int:
 
 
 def _print_status(found: Status, run: Path, as_json: bool, *, again: bool = False) -> None:
-    from surefoot.report.status_table import show
+    from surefoot.report.console import show
 
     if as_json:
         print(json.dumps(found.as_json(), indent=None if again else 2), flush=True)
@@ -254,7 +254,7 @@ def report(
 
 def _write_report(run: Path, output: Path | None) -> int:
     from surefoot.report.page import write_report
-    from surefoot.tracking.text import printable, shown_path
+    from surefoot.system.text import printable, shown_path
 
     print(printable(shown_path(write_report(run, output))))
     return 0
@@ -294,7 +294,7 @@ def ledger(
 
 def _show_ledger(run: Path, items: LedgerFilter | None, as_json: bool) -> int:
     from surefoot.storage.run_journal import read_accounting
-    from surefoot.tracking.text import printable
+    from surefoot.system.text import printable
 
     account = read_accounting(run)
     if as_json:

@@ -185,7 +185,7 @@ def _as_table(value: object) -> object:
 
 
 Component = Literal["completion", "reasoning", "efficiency", "recovery", "progress", "state", "response"]
-"""A part of the reward `builtin:components`; `rewards/components.py` says what each is."""
+"""A part of the reward `builtin:components`; `rewards/functions.py` says what each is."""
 ComponentWeights = dict[Component, Float]
 """Part -> weight."""
 

@@ -22,7 +22,7 @@ from typing import Any
 from surefoot.config import Config
 from surefoot.config.choices import is_own
 from surefoot.errors import ExtensionError, RewardError, SurefootError
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 from surefoot.system.user_code import load_object
 
 WHAT = {

@@ -8,7 +8,7 @@ Never      trains a level whose share is 0.
 
     easy 0.3 -> 0.1, medium 0.5 -> 0.4, hard 0.2 -> 0.5, over 10 epochs
 
-Read next: `curriculum.py`, which chooses by what the policy can do; `loader.py`, which deals batches.
+Read next: `loader.py`, which deals batches.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Never      looks at the position, the order, or Python's `hash()`.
 
     tasks --split(by hash of id or group)--> train | held out --refuse(ids, contents, near-duplicates)--> HeldoutSplit
 
-Read next: `content.py` and `near_duplicates.py` for what "the same" means; `tasks.py` deals out the training side.
+Read next: `tasks.py` and `near_duplicates.py`, for what "the same" means.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from surefoot.data.content import Content, field_of, task_content
 from surefoot.data.near_duplicates import THRESHOLD, near_duplicates
-from surefoot.data.tasks import HeldoutGate
+from surefoot.data.tasks import Content, HeldoutGate, field_of, task_content
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task
-from surefoot.system.hashing import sha256_number
+from surefoot.system.files import sha256_number
 
 T = TypeVar("T")
 View = Callable[[Any], Content | str | None]
@@ -307,7 +306,7 @@ def repeated_prompts(train: Sequence[Task], heldout: Sequence[Task]) -> tuple[tu
     """Pairs (train id, held-out id) that ask the same thing under two ids, whatever their targets.
 
     The split goes by id, so a prompt that occurs twice may sit on both sides; what is
-    measured there is memory. Prompts are compared under the rule of `content.py`.
+    measured there is memory. Prompts are compared under the rule of `Content`.
     """
     seen = {Content.of(task.messages()).prompt: task.id for task in train}
     keys = ((Content.of(task.messages()).prompt, task.id) for task in heldout)
@@ -505,7 +504,7 @@ _LEAKS_SHOWN = 3
 class ContentGate:
     """Refuses tasks that ask what one of `never_trained` asks, and whatever the border that it goes with refuses.
 
-    Prompts are compared under the rule of `content.py`, whatever their targets; likeness is not looked for.
+    Prompts are compared under the rule of `Content`, whatever their targets; likeness is not looked for.
 
     Args:
         beside: another border over the same training side; None when there is none.

@@ -18,9 +18,9 @@ from types import MappingProxyType
 from typing import Any
 
 from surefoot.data.curriculum import CurriculumSampler, Shares, check_shares, largest_remainder, no_tasks_of
+from surefoot.data.files import complexity_of
 from surefoot.data.on_disk.dataset import StreamingDataset
 from surefoot.data.on_disk.stream import LargeTaskStream, identity_of
-from surefoot.data.task_format import complexity_of
 from surefoot.data.tasks import HeldoutGate, foreign_state
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task

@@ -1,13 +1,10 @@
-"""Candidates for likeness by MinHash: few pairs to read out of billions.
+"""Tasks that ask nearly the same thing: few pairs to read out of billions, found by MinHash, then counted.
 
 Owns       the 5-grams of a text, their signatures, bands, and the join of two sides.
 Promises   the same candidates in every process; a pair whose overlap is the threshold is missed in less than
            1 of 1000 cases, one further above it practically never.
-Never      decides that two texts are alike: the caller counts.
 
     5-grams --64 smallest hash values--> signatures --equal bands--> pairs --enough equal values--> candidates
-
-Read next: `near_duplicates.py`, which counts.
 """
 
 from __future__ import annotations
@@ -21,9 +18,9 @@ from functools import lru_cache
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from surefoot.data.content import Content
+from surefoot.data.tasks import Content
 from surefoot.errors import ConfigError, TaskError
-from surefoot.system.hashing import sha256_bytes, sha256_number
+from surefoot.system.files import sha256_bytes, sha256_number
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,11 +21,11 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from surefoot.data.task_format import complexity_of
+from surefoot.data.files import complexity_of
 from surefoot.data.tasks import read_position, refuse_take
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task
-from surefoot.system.hashing import sha256_bytes, sha256_number
+from surefoot.system.files import sha256_bytes, sha256_number
 
 ROUNDS = 8
 SMALL = 1024

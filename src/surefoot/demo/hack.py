@@ -28,8 +28,8 @@ from surefoot.guards.collapse import ThinnedCurve
 from surefoot.storage.run_folder import RunFolder
 from surefoot.system.files import storage_error
 from surefoot.system.process import Child
-from surefoot.tracking.log import Row, kind_of, read_metrics
-from surefoot.tracking.text import shown_path
+from surefoot.system.text import shown_path
+from surefoot.tracking.metrics import Row, kind_of, read_metrics
 
 # -- One half of a demo: the real `surefoot train` in a process of its own, and what it left behind
 # Promises   the numbers come from the run folder, as anybody could read them; a run that left none is an error, never

@@ -11,7 +11,7 @@ Never      loads a model, re-tokenises, or grades.
 When the weights change under a rollout that is decoded, its keys and values are computed anew with the new ones: from
 there on its probabilities are those of the new version on everything said so far.
 
-Read next: `decoder.py`, the forward pass; `sampling.py`, the dice; `serving.py`, many callers at once.
+Read next: `decoder.py`, the forward pass and the dice; `serving.py`, many callers at once.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from surefoot.engines.decoder import Decoder, row_step
-from surefoot.engines.sampling import draw, draw_siblings, random_stream
+from surefoot.engines.decoder import Decoder, draw, draw_siblings, random_stream, row_step
 from surefoot.engines.serving import ServedVersion
 from surefoot.errors import ConfigError, EngineError, NumericsError
 from surefoot.protocols import Completion, DecoderSpec, Request, Weights
 from surefoot.records import LENGTH, STOP
-from surefoot.system import heartbeat
+from surefoot.system.signals import tick
 
 
 @dataclass(slots=True)
@@ -243,7 +242,7 @@ class BatchedEngine(ServedVersion):
         """Keys, values and last logits of a prompt; once per group, even when its siblings enter in waves."""
         if self._last_prefill is None or self._last_prefill[0] != (self.version, prompt_ids):
             self._last_prefill = ((self.version, prompt_ids), self.decoder.prefill(prompt_ids))
-            heartbeat.tick("generating")
+            tick("generating")
         return self._last_prefill[1]
 
     def _step(self, done: dict[int, Completion]) -> None:
@@ -262,7 +261,7 @@ class BatchedEngine(ServedVersion):
             if slot is not None and self._accept(slot, drawn[row], done):
                 self._slots[row] = None
                 self._free.append(row)
-        heartbeat.tick("generating")
+        tick("generating")
 
     def _dice(self, slots: Sequence[BatchRow | None]) -> tuple[Tensor, Tensor]:
         """Temperatures (R,) and this position's uniform numbers (R,)."""

@@ -10,7 +10,7 @@ Never      samples, or knows about threads.
                 ^          |
                 +-- empty -+
 
-Read next: `serving.py`, who drives this for many callers; `vllm_core.py`, who draws.
+Read next: `serving.py`, who drives this for many callers; `vllm_engine.py`, who draws.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Protocol
 from torch import Tensor
 
 from surefoot.engines.serving import ServedVersion
-from surefoot.engines.vllm_layout import EMBEDDING, TIED_HEAD
+from surefoot.engines.vllm_worker import EMBEDDING, TIED_HEAD
 from surefoot.errors import EngineError, NumericsError, SurefootError
 from surefoot.maths.checksums import checksum
 from surefoot.protocols import Completion, Request, Weights
 from surefoot.records import LENGTH, STOP
-from surefoot.system import heartbeat
+from surefoot.system.signals import tick
 
 MAX_TRIES = 3
 """How often one request is asked before an answer that is none becomes an error."""
@@ -51,7 +51,7 @@ class VllmOutput:
 
 
 class Core(Protocol):
-    """The vLLM underneath; `vllm_core.VllmCore`, or a stand-in."""
+    """The vLLM underneath; `vllm_engine.VllmCore`, or a stand-in."""
 
     def add(self, key: str, request: Request) -> None:
         """Queue one request."""
@@ -139,7 +139,7 @@ class VllmRequests(ServedVersion):
             row = self._rows.get(piece.key)
             if row is not None:  # None: it has left
                 self._take(row, piece, version, done)
-        heartbeat.tick("generating")
+        tick("generating")
         return done
 
     def leave(self, tickets: Collection[int] | None = None) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from surefoot.errors import InvariantError, NumericsError, StateError
 from surefoot.records import STOP, Group, Rollout, TrainSample
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 
 if TYPE_CHECKING:
     from surefoot.maths.packing import Batch

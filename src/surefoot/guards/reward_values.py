@@ -5,7 +5,7 @@ Promises   a mark has a finite value or a reason, never both and never neither; 
            that is not a number becomes one (a failure is never 0).
 Never      calls a reward function.
 
-Read next: `rewards/worker.py`, which calls `judge` beside the function it has just run.
+Read next: `rewards/workers.py`, which calls `judge` beside the function it has just run.
 """
 
 from __future__ import annotations

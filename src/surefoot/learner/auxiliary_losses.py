@@ -39,7 +39,7 @@ from surefoot.maths.packing import Batch, make_batch
 from surefoot.maths.preference import PreferencePair, completion_logp, preference_loss, sift_pairs
 from surefoot.protocols import Codec
 from surefoot.records import LENGTH, Message, TrainSample
-from surefoot.system.heartbeat import tick
+from surefoot.system.signals import tick
 
 PAIRS_PER_STEP = 4
 REPLAY_BETA = 0.1

@@ -30,11 +30,11 @@ from surefoot.learner.optimizer import moments_of
 from surefoot.learner.tensor_file import DTYPES, Spec, check_fits, read_header, read_tensors, take_part, write_tensors
 from surefoot.protocols import ParameterUpdates
 from surefoot.storage.checkpoints import SCHEMA, older_format
-from surefoot.storage.failpoints import failpoint
 from surefoot.storage.files import (
     Manifest,
     ManifestEntry,
     commit_folder,
+    failpoint,
     parse_json,
     read_manifest,
     refusal,

@@ -45,8 +45,8 @@ from surefoot.maths.losses import LossSettings, StepTotals, policy_loss
 from surefoot.maths.packing import Batch, BatchStats, make_batch, rows_by_dataset, sequence_metrics, step_totals
 from surefoot.protocols import LearnerFacts, ParameterUpdates, Scored, StepReport, Weights, WeightSource
 from surefoot.records import TrainSample
-from surefoot.storage.failpoints import failpoint
-from surefoot.system.heartbeat import tick
+from surefoot.storage.files import failpoint
+from surefoot.system.signals import tick
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from surefoot.learner.model_files import check_index, check_model_config, check_
 from surefoot.learner.precision import split_precision
 from surefoot.learner.quantised import NONE, QuantisedBase, quantise
 from surefoot.protocols import DecoderSpec
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 
 if TYPE_CHECKING:
     from surefoot.learner.lora import LoraSettings

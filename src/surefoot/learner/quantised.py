@@ -33,7 +33,7 @@ from torch.nn import functional as F  # noqa: N812 - the community's name
 from surefoot.errors import ConfigError, InvariantError, ModelError
 from surefoot.learner.footprint import PACKED_WIDTH
 from surefoot.maths.checksums import checksums
-from surefoot.system.hashing import sha256_of_sized
+from surefoot.system.files import sha256_of_sized
 
 NF4, NONE = "nf4", "none"
 BLOCK = 64

@@ -14,8 +14,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from surefoot.system.text import printable
-from surefoot.tracking.text import number
+from surefoot.system.text import number, printable
 
 LONGEST = 4000
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from surefoot.errors import NumericsError
-from surefoot.tracking.text import counted, size
+from surefoot.system.text import counted, size
 
 SCHEMA = 1
 NEAR_LIMIT = 0.4

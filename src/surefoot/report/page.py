@@ -5,7 +5,7 @@ Promises   works from a file, without network or script; every text is escaped; 
            costs no other part; a few megabytes at most; nothing but a typed error comes out of `write_report`.
 Never      judges: the verdict is verdict.json's.
 
-Read next: `data.py`, what is read; `charts.py`, which curves there are.
+Read next: `data.py`, what is read, and which curves there are.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from typing import Any
 
 from surefoot.errors import StorageError
 from surefoot.protocols import count_text
-from surefoot.report.charts import absent, card, charts, steps_on_the_clock, tolerance
-from surefoot.report.data import RunData, read_run
+from surefoot.report.data import RunData, absent, card, charts, read_run, steps_on_the_clock, tolerance
 from surefoot.report.markup import esc, foreign, local, page, section, table
-from surefoot.system.text import redact
+from surefoot.system.text import counted, duration, number, redact, size
+from surefoot.tracking.live import replace_file
 from surefoot.tracking.process_logs import attempts_of, hosts_of
-from surefoot.tracking.text import counted, duration, number, size
-from surefoot.tracking.whole_file import replace_file
 
 # -- A few whole rollouts: the best, the worst and some by chance, of the last step and of the first
 # Promises   prompt and completion are told apart; a rollout without a verdict is shown as such, never as reward 0.

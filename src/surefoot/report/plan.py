@@ -8,7 +8,7 @@ from pathlib import Path
 from surefoot.config import MICROBATCH_TOKENS, Config
 from surefoot.config.choices import is_own, loss_facts
 from surefoot.config.schedule import Answered, cadence_of, most_tasks
-from surefoot.tracking.text import counted
+from surefoot.system.text import counted
 
 
 def batch_arithmetic(

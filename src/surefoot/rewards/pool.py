@@ -1,10 +1,10 @@
-"""The driver's end of the sockets to the fork server and its workers.
+"""Reward calls with deadlines: one verdict per completion, or the reason why there is none; and the sockets under them.
 
-Owns       one fork server, and one non-blocking socket per worker.
-Promises   never blocks on a worker: requests and answers move as the sockets allow.
-Never      decides what to call, or what a failure means.
+Owns       one fork server, one non-blocking socket per worker, and which worker runs which call.
+Promises   never blocks on a worker: requests and answers move as the sockets allow; a failure is never a number.
+Never      runs a reward function in this process, or weighs what they say.
 
-Read next: `pool.py`, which decides both.
+Read next: `workers.py`, the other end.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 from surefoot.errors import RewardError, StorageError
 from surefoot.guards.reward_values import DIED, RAISED, TIMEOUT, RewardFunction, RewardValue
-from surefoot.rewards.fork_server import CONTROL_CAP, run_fork_server
 from surefoot.rewards.functions import COMPLETION_IDS, RESERVED, TRAINER_STATE, asks_for
-from surefoot.rewards.messages import Forked, NotJson, RewardCall, write_call
+from surefoot.rewards.workers import CONTROL_CAP, Forked, NotJson, RewardCall, run_fork_server, write_call
 from surefoot.system.environment import check_named, missing_words
 from surefoot.system.files import APPEND, plain_descriptor
 from surefoot.system.frames import ANSWER_CAP, REQUEST_CAP, FrameError, pack, take_frame
-from surefoot.system.heartbeat import tick
 from surefoot.system.process import Child
+from surefoot.system.signals import tick
 
 _PATIENCE_S = 10.0
 
@@ -232,20 +231,17 @@ OnScored = Callable[[int, Sequence[Mapping[str, RewardValue]]], None]
 """(number of the job, one dict per completion): this job has all its values."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _PendingReward:
+    """One call of one function: it waits, then a worker has it, until a moment of the monotonic clock."""
+
     function: str
     job: int
     rows: tuple[int, ...]
     spent: float = 0.0
-    """Seconds of the group's call that failed before this one."""
-
-
-@dataclass(slots=True)
-class _Busy:
-    call: _PendingReward
-    began: float
-    deadline: float
+    """Seconds that it took so far, the group's call that failed before this one included."""
+    began: float = 0.0
+    deadline: float = 0.0
 
 
 class RewardPool:
@@ -290,7 +286,7 @@ class RewardPool:
         self._slots = workers
         self._fork_server: ForkServerConnection | None = None
         self._workers: dict[int, WorkerConnection] = {}
-        self._busy: dict[int, _Busy] = {}
+        self._busy: dict[int, _PendingReward] = {}
         self._waiting: deque[_PendingReward] = deque()
         self._jobs: Sequence[RewardJob] = ()
         self._values: list[list[dict[str, RewardValue]]] = []
@@ -369,8 +365,9 @@ class RewardPool:
                 if slot not in self._workers or not self._workers[slot].is_quiet():
                     self._replace(slot)  # it ended between calls: no completion is to blame
                 self._workers[slot].post(payload)
-                now = time.monotonic()
-                self._busy[slot] = _Busy(self._waiting.popleft(), now, now + self.timeout_s)
+                call = self._busy[slot] = self._waiting.popleft()
+                call.began = time.monotonic()
+                call.deadline = call.began + self.timeout_s
 
     def _payload(self, call: _PendingReward) -> bytes:
         job = self._jobs[call.job]
@@ -404,12 +401,12 @@ class RewardPool:
                 worker = self._workers[slot]
                 wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outbox else 0)
                 selector.register(worker.sock, wanted, slot)
-            patience = min(busy.deadline for busy in self._busy.values()) - time.monotonic()
+            patience = min(call.deadline for call in self._busy.values()) - time.monotonic()
             ready = [key.data for key, _ in selector.select(max(0.0, patience))]
         tick("waiting for reward functions")  # each call has a deadline of its own, so this wait ends
         for slot in ready:
             self._attend(slot)
-        for slot in [slot for slot, busy in self._busy.items() if time.monotonic() >= busy.deadline]:
+        for slot in [slot for slot, call in self._busy.items() if time.monotonic() >= call.deadline]:
             self._fail(slot, TIMEOUT)
 
     def _attend(self, slot: int) -> None:
@@ -421,8 +418,8 @@ class RewardPool:
         if answer is None:
             return
         self._tell_missed([str(name) for name in answer.get("missed", ())])
-        busy = self._busy.pop(slot)
-        call = replace(busy.call, spent=busy.call.spent + time.monotonic() - busy.began)
+        call = self._busy.pop(slot)
+        call.spent += time.monotonic() - call.began
         if answer.get("weary"):
             self._replace(slot)
         if "raised" in answer:
@@ -441,8 +438,8 @@ class RewardPool:
     # -- failures -----------------------------------------------------------------
     def _fail(self, slot: int, reason: str) -> None:
         """The worker of this slot gave no answer: end it, put another in its place, move its call on."""
-        busy = self._busy[slot]
-        call = replace(busy.call, spent=busy.call.spent + time.monotonic() - busy.began)
+        call = self._busy[slot]
+        call.spent += time.monotonic() - call.began
         # Listening to a stuck worker takes time that the other deadlines need: once, for the story that is kept.
         listen = reason == TIMEOUT and len(call.rows) == 1 and TIMEOUT not in self._failures
         ended, output = self._replace(slot, stacks=listen)

@@ -12,7 +12,7 @@ Never      runs a reward function itself.
     nonsense   words without meaning                  guesses   many answers, the right one among them
     empty      no call and no word                    busy      calls, then a wrong answer
 
-Read next: `probe.py`, which asks twenty adversarial answers more.
+Read next: `probe_answers.py`, the answers that have fooled graders before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from surefoot.rewards.verifiers.choice import gold_letter
 from surefoot.rewards.verifiers.final_answer import final_answer
 from surefoot.rewards.verifiers.format import broken, read_checks
 from surefoot.rewards.verifiers.multi import gold_of, problem_of
-from surefoot.system.hashing import sha256_bytes
+from surefoot.system.files import sha256_bytes
 
 IDLE_SHARE = 0.05
 """Doing nothing may earn this share of what the right answer earns."""

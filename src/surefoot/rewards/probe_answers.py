@@ -16,7 +16,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from surefoot.rewards.verifiers.math import PlainNumber, read_number, same_number
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 
 HINTS = {
     "not the answer": "the gold answer is searched for inside the text",

@@ -19,7 +19,7 @@ from surefoot.errors import ConfigError, ModelError, RewardError, StateError, Ta
 from surefoot.storage.files import commit_folder
 from surefoot.storage.run_folder import START_MODEL, RunFolder
 from surefoot.system.files import storage_error
-from surefoot.tracking.text import python_call
+from surefoot.system.text import python_call
 
 if TYPE_CHECKING:
     from surefoot.run.inputs import FromPython

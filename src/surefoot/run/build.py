@@ -22,8 +22,8 @@ from surefoot.learner.grpo import GRPOLearner
 from surefoot.learner.model import Policy, resolve_device
 from surefoot.protocols import EngineInputs, Learner, ServingEngine, ToolSpec
 from surefoot.records import Task
+from surefoot.rewards.grading import EvalSet
 from surefoot.rewards.pool import RewardPool
-from surefoot.rewards.rules import EvalSet
 from surefoot.run.inputs import Inputs
 from surefoot.run.model import (
     Prepared,
@@ -54,7 +54,7 @@ from surefoot.runtime.specs import (
 )
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.runtime.weights import DEADLINE_S, AsyncScore, Publisher, Score, make_probes
-from surefoot.system.hashing import sha256_of_sized
+from surefoot.system.files import sha256_of_sized
 from surefoot.tools.toolkits import ToolkitSpec, fingerprint
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class ServerEngineSpec:
     @property
     def variables(self) -> tuple[str, ...]:
         """Names of variables that the process which asks has to have."""
-        from surefoot.engines.http_client import KEY_VARIABLE
+        from surefoot.engines.openai import KEY_VARIABLE
 
         return (KEY_VARIABLE,)
 

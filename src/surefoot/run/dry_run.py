@@ -32,7 +32,7 @@ from surefoot.learner.footprint import ModelShape
 from surefoot.records import Task
 from surefoot.report.plan import batch_arithmetic
 from surefoot.rewards.functions import is_builtin
-from surefoot.rewards.rules import EvalSet, Judges
+from surefoot.rewards.grading import EvalSet, Judges
 from surefoot.run.guarding import calibration, calibration_lines, make_guard
 from surefoot.run.inputs import (
     OwnSet,
@@ -52,10 +52,10 @@ from surefoot.run.task_plan import level_plan
 from surefoot.run.tasks import check_pairs, open_large, streamed_border
 from surefoot.run.tools import ToolPreview, in_users_words, preview_tools
 from surefoot.storage.run_folder import RunFolder
+from surefoot.system.text import counted, shown_path
 from surefoot.system.user_code import load_function
 from surefoot.tools.toolkits import ToolkitSpec
 from surefoot.tracking.sinks import check_sinks
-from surefoot.tracking.text import counted, shown_path
 
 if TYPE_CHECKING:
     from surefoot.learner.chat import ChatCodec

@@ -33,7 +33,7 @@ from surefoot.protocols import Request
 from surefoot.records import TrainSample
 from surefoot.run.build import engine_rows
 from surefoot.run.model import learner_settings, lora_settings
-from surefoot.tracking.text import counted, duration
+from surefoot.system.text import counted, duration
 
 # -- How fast this machine is with this model: measured in seconds, with made-up weights, before anything is loaded
 # Owns       the measurement: a few layers of the model's shape go through the run's own engine and learner, with the

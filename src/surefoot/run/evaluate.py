@@ -32,7 +32,7 @@ from surefoot.run.store import answer_rows, is_as_told, read_run_config, refuse_
 from surefoot.storage.files import verify_folder
 from surefoot.storage.run_folder import RunFolder
 from surefoot.system.memory import importing
-from surefoot.tracking.text import counted, python_call
+from surefoot.system.text import counted, python_call
 
 GENERATED = 200
 """How many tasks a generator makes for an evaluation when nobody says."""

@@ -19,10 +19,10 @@ from surefoot.guards.auto_settings import guard_settings
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.guards.own_rules import own_rules
 from surefoot.loop_state import GuardInputs
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import assert_same_run, recorded_facts
-from surefoot.tracking.log import kind_of, read_metrics
+from surefoot.tracking.metrics import kind_of, read_metrics
 
 if TYPE_CHECKING:
     from surefoot.loop import Metrics, Run

@@ -21,17 +21,17 @@ from surefoot.data.tasks import HeldoutGate, TaskSet, refuse_unknown
 from surefoot.errors import ConfigError, RewardError, SecurityError, TaskError
 from surefoot.records import Task
 from surefoot.rewards.functions import BUILTIN_REWARDS, builtin_scorer, is_builtin, refuse_unusable
-from surefoot.rewards.messages import Forked, by_fork
-from surefoot.rewards.rules import EvalSet, GradingRules, Judges
+from surefoot.rewards.grading import EvalSet, GradingRules, Judges
+from surefoot.rewards.workers import Forked, by_fork
 from surefoot.run.arguments import ROWS, Rows, arguments
 from surefoot.run.tasks import Large, near_mode, open_large, refuse_too_few, streamed_border
 from surefoot.system.environment import check_named
-from surefoot.system.hashing import sha256_bytes
+from surefoot.system.files import sha256_bytes
+from surefoot.system.text import counted
 from surefoot.system.user_code import load_function
 from surefoot.tools.mcp.servers import read_servers
 from surefoot.tools.session import ToolLimits, turns_of
 from surefoot.tools.toolkits import ToolkitSpec
-from surefoot.tracking.text import counted
 
 if TYPE_CHECKING:
     from surefoot.run.arguments import ModelObject

@@ -33,9 +33,8 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import ConfigError, LearnerStartError, SecurityError, StateError
 from surefoot.run.learner_rank import recipe_of
-from surefoot.system.deadline import Deadline
 from surefoot.system.files import APPEND, plain_descriptor
-from surefoot.system.signals import ASKING
+from surefoot.system.signals import ASKING, Deadline
 
 if TYPE_CHECKING:
     from surefoot.config.load import LoadedConfig

@@ -30,7 +30,7 @@ from surefoot.learner.precision import split_precision
 from surefoot.maths.losses import LossSettings
 from surefoot.protocols import Request, StepReport
 from surefoot.records import TrainSample
-from surefoot.storage.failpoints import failpoint
+from surefoot.storage.files import failpoint
 from surefoot.system.memory import resident_bytes
 
 STEPS = 2

@@ -23,7 +23,7 @@ from surefoot.config.choices import engine_facts
 from surefoot.errors import ModelError
 from surefoot.learner.footprint import FLOAT32, ROOM, Footprint, ModelShape, Work, decided, predict
 from surefoot.system.process import Child
-from surefoot.tracking.text import counted, size
+from surefoot.system.text import counted, size
 
 if TYPE_CHECKING:
     from surefoot.config.load import LoadedConfig

@@ -40,7 +40,7 @@ from surefoot.maths.losses import LossSettings
 from surefoot.maths.preference import PreferencePair
 from surefoot.protocols import ToolSpec
 from surefoot.records import Task
-from surefoot.rewards.rules import EvalSet
+from surefoot.rewards.grading import EvalSet
 from surefoot.run.inputs import Inputs
 from surefoot.run.tasks import LargePrompts, pair_rows, within
 from surefoot.runtime.requests import Sampling

@@ -15,18 +15,17 @@ from surefoot.guards.arming import Arming, judge_arming, tightened_in
 from surefoot.guards.verdict import LearningEvidence, RunJudgement, best_facts, compare, guard_facts, judge_run, way_out
 from surefoot.records import Verdict
 from surefoot.report.console import View
-from surefoot.report.monitor import report_or_warn
-from surefoot.report.view import best_text
+from surefoot.report.view import best_text, report_or_warn
 from surefoot.run.arguments import recorded, way_to_evaluate
 from surefoot.run.inputs import sandbox_facts
-from surefoot.storage.failpoints import failpoint
+from surefoot.storage.files import failpoint
 from surefoot.storage.ledger import Balance
 from surefoot.storage.lock import LOCK
 from surefoot.storage.run_folder import RunFolder
 from surefoot.storage.run_journal import extensions, resumes
-from surefoot.system.heartbeat import tick
-from surefoot.tracking.log import read_metrics
-from surefoot.tracking.text import python_call, shown_path
+from surefoot.system.signals import tick
+from surefoot.system.text import python_call, shown_path
+from surefoot.tracking.metrics import read_metrics
 
 if TYPE_CHECKING:
     from surefoot.config import Config

@@ -20,20 +20,18 @@ from surefoot.data.tasks import TaskStream
 from surefoot.errors import InputError, RewardError
 from surefoot.guards.reward_values import DIED, TIMEOUT
 from surefoot.records import Group, Rollout, Task, ToolCall, Turn, Verdict
-from surefoot.rewards.components import expected_tools
-from surefoot.rewards.functions import exact_answer, reasoning_gym_score
+from surefoot.rewards.functions import exact_answer, expected_tools, reasoning_gym_score
+from surefoot.rewards.grading import SingleTurnEnvironment
 from surefoot.rewards.pool import RewardPool
 from surefoot.rewards.probe import Pay, Scored, gold_answer, measure
-from surefoot.rewards.single_turn import SingleTurnEnvironment
 from surefoot.rewards.verifiers.multi import TYPE, problem_of, verifier_reward
 from surefoot.run.inputs import Inputs
 from surefoot.run.store import rollout_row
 from surefoot.runtime.base import from_tools
 from surefoot.storage.files import write_lines
-from surefoot.system.text import printable
+from surefoot.system.text import printable, shown_path
 from surefoot.tools.parsing import parse_calls
 from surefoot.tools.session import ANSWERED, kind_of_call
-from surefoot.tracking.text import shown_path
 
 if TYPE_CHECKING:
     from surefoot.protocols import Runtime

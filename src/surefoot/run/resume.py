@@ -19,14 +19,11 @@ from surefoot.learner.schedule import learning_rate_at
 from surefoot.report.console import View
 from surefoot.run.store import RunStore
 from surefoot.storage.checkpoints import GoodCheckpoint, checkpoints_by_step, newest_good, set_aside
-from surefoot.storage.environment import config_text
-from surefoot.storage.failpoints import failpoint
-from surefoot.storage.files import atomic_write
-from surefoot.storage.journal import Journal
-from surefoot.storage.run_folder import RunFolder
+from surefoot.storage.files import Journal, atomic_write, failpoint
+from surefoot.storage.run_folder import RunFolder, config_text
 from surefoot.storage.run_journal import EXTENDED, LEDGER, extensions, read_accounting
-from surefoot.system.hashing import sha256_of
-from surefoot.tracking.log import read_metrics
+from surefoot.system.files import sha256_of
+from surefoot.tracking.metrics import read_metrics
 
 if TYPE_CHECKING:
     from surefoot.loop import Run

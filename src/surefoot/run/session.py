@@ -40,8 +40,8 @@ from surefoot.learner.architectures import told
 from surefoot.protocols import TaskQueue
 from surefoot.records import Task, Verdict
 from surefoot.report.console import View, batch_arithmetic
-from surefoot.report.monitor import RunMonitor
 from surefoot.report.plan import loss_warning
+from surefoot.report.view import RunMonitor
 from surefoot.rewards.pool import RewardPool
 from surefoot.run.arguments import refuse_missing, way_on
 from surefoot.run.guarding import calibration, calibration_lines, judge_first_value, make_guard
@@ -71,14 +71,12 @@ from surefoot.run.store import (
 from surefoot.run.tasks import check_pairs
 from surefoot.run.watchdog import Watchdog
 from surefoot.storage.checkpoints import refuse_older_format
-from surefoot.storage.environment import environment_record
-from surefoot.storage.failpoints import failpoint, switched_on
+from surefoot.storage.files import failpoint, switched_on
 from surefoot.storage.lock import RunLock
-from surefoot.storage.run_folder import RunFolder
+from surefoot.storage.run_folder import RunFolder, environment_record
 from surefoot.storage.run_journal import assert_same_run, recorded_facts
-from surefoot.system.heartbeat import last_heartbeat
 from surefoot.system.memory import importing
-from surefoot.system.signals import StopRequested, StopSignals
+from surefoot.system.signals import StopRequested, StopSignals, last_heartbeat
 from surefoot.system.text import printable
 from surefoot.tracking.process_logs import attempts_of, hosts_of
 from surefoot.tracking.sinks import Sinks, check_sinks

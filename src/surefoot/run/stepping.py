@@ -22,7 +22,7 @@ from surefoot.errors import ConfigError, StateError
 from surefoot.report.console import View
 from surefoot.run.outcome import Outcome
 from surefoot.run.session import BetweenSteps, Steps
-from surefoot.system import heartbeat
+from surefoot.system.signals import OUTSIDE, tick
 
 Numbers = Mapping[str, float]
 
@@ -192,11 +192,11 @@ class TrainingRun:
     @contextmanager
     def _at_work(self, what: str) -> Iterator[None]:
         """The watchdog looks on while this runs, and not while the caller's own code does."""
-        heartbeat.tick(what)
+        tick(what)
         try:
             yield
         finally:
-            heartbeat.tick(heartbeat.OUTSIDE)
+            tick(OUTSIDE)
 
     def _tell(self, what: str, about: object) -> None:
         for callback in self.callbacks:

@@ -24,24 +24,20 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config import Config
 from surefoot.config.load import LoadedConfig, load_config
 from surefoot.config.own_code import own_specs
-from surefoot.data.task_format import expected_tools
+from surefoot.data.files import expected_tools
 from surefoot.errors import SecurityError, StateError
 from surefoot.protocols import EvalResult
 from surefoot.records import Group, Rollout, TrainSample
 from surefoot.storage.batches import BatchLog
 from surefoot.storage.checkpoints import checkpoints_by_step, newest_are_good, prune, sweep
-from surefoot.storage.environment import refuse_hidden
-from surefoot.storage.failpoints import failpoint
-from surefoot.storage.files import atomic_write, write_lines
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal, atomic_write, failpoint, write_lines
 from surefoot.storage.ledger import Ledger
 from surefoot.storage.lock import RunLock
-from surefoot.storage.run_folder import RunFolder
+from surefoot.storage.run_folder import RunFolder, refuse_hidden
 from surefoot.storage.run_journal import LEDGER, RESUMED, assert_same_run, extensions, is_same_run
-from surefoot.system.files import storage_error, sync_folder
-from surefoot.system.hashing import sha256_of
-from surefoot.system.heartbeat import tick
-from surefoot.tracking.log import MetricsLog, kind_of, metrics_until
+from surefoot.system.files import sha256_of, storage_error, sync_folder
+from surefoot.system.signals import tick
+from surefoot.tracking.metrics import MetricsLog, kind_of, metrics_until
 
 if TYPE_CHECKING:
     from surefoot.loop import Hooks, Run

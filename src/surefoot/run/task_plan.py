@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from surefoot.config import Config
 from surefoot.data.curriculum import CurriculumSampler, SuccessCurriculum, no_tasks_of
+from surefoot.data.files import complexity_of
 from surefoot.data.on_disk.dataset import StreamingDataset
 from surefoot.data.on_disk.stream import TasksById
-from surefoot.data.task_format import complexity_of
 from surefoot.errors import TaskError
 from surefoot.records import Task
 from surefoot.run.inputs import Inputs

@@ -1,7 +1,7 @@
 """Ends a run that no longer moves, and shows where it is stuck.
 
 Owns       one thread, one small process (`guardian.py`), one dump file; and SIGUSR2: "write down where you are".
-Promises   when the newest beat (`surefoot.system.heartbeat`) is older than the limit, the stage is named on standard
+Promises   when the newest beat (`surefoot.system.signals`) is older than the limit, the stage is named on standard
            error and in the dump file, the stacks of all threads follow there, every child is ended, and the process
            exits with 76, whatever the main thread waits for and whoever does not read our output. A call that never
            gives the interpreter's lock back is ended by the guardian (SIGKILL; a shell says 137), with the stacks in
@@ -25,11 +25,10 @@ from pathlib import Path
 from types import TracebackType
 
 from surefoot.errors import ConfigError, MemoryLimitError, StalledError, StorageError
-from surefoot.system import heartbeat
 from surefoot.system.environment import inherited
 from surefoot.system.files import APPEND
 from surefoot.system.process import Child, adopt_orphans, end_all_children
-from surefoot.system.signals import say_without_waiting
+from surefoot.system.signals import OUTSIDE, last_heartbeat, say_without_waiting
 
 STACKS = signal.SIGUSR2
 _GUARDIAN = Path(__file__).with_name("guardian.py")
@@ -79,12 +78,12 @@ class Watchdog:
                 self.dump.unlink()
 
     def _watch(self) -> None:
-        seen, quiet_s, looked = heartbeat.last_heartbeat(), 0.0, time.monotonic()
+        seen, quiet_s, looked = last_heartbeat(), 0.0, time.monotonic()
         while not self._closed.wait(self.interval_s):
             self._tell_guardian()
-            last, now = heartbeat.last_heartbeat(), time.monotonic()
+            last, now = last_heartbeat(), time.monotonic()
             # A look that came late was itself stopped or suspended: that time counts for nobody.
-            waits = last is seen and last.stage != heartbeat.OUTSIDE
+            waits = last is seen and last.stage != OUTSIDE
             quiet_s = quiet_s + min(now - looked, 2 * self.interval_s) if waits else 0.0
             seen, looked = last, now
             if quiet_s > self.timeout_s:

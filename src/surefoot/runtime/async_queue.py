@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 from surefoot.protocols import StepBatch
 from surefoot.runtime.sampler import AsyncSampler
 from surefoot.runtime.threads import EventLoopThread
-from surefoot.storage.failpoints import failpoint
-from surefoot.system.heartbeat import tick
-from surefoot.system.signals import StopRequested
+from surefoot.storage.files import failpoint
+from surefoot.system.signals import StopRequested, tick
 
 T = TypeVar("T")
 _LOOK_S = 0.1

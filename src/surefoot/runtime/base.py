@@ -21,7 +21,7 @@ from surefoot.errors import RewardError, ToolError
 from surefoot.maths.pass_at_k import mean_pass_at
 from surefoot.protocols import Environment, EvalResult, Grade, GroupFinished, Weights
 from surefoot.records import LENGTH, REPETITION, Group, Rollout, Task
-from surefoot.rewards.rules import purpose_of
+from surefoot.rewards.grading import purpose_of
 from surefoot.runtime.requests import RolloutResult, Sampling
 from surefoot.runtime.rollout import NONFINITE_LOGPROB, UNDECODABLE
 from surefoot.runtime.weights import WeightProbe

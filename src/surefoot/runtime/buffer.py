@@ -34,7 +34,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from surefoot.errors import ConfigError, InvariantError, StalledError, StateError
 from surefoot.records import Group, Task
 from surefoot.storage.batches import group_record, read_group
-from surefoot.storage.ledger_records import Balance, Visit, count, read_visit
+from surefoot.storage.ledger import Balance, Visit, count, read_visit
 
 # -- The nouns of the buffer, and their form as JSON data -----------------------------------------
 # Promises   a state that does not add up, or is malformed in any way, is a `StateError` before a word of it is

@@ -46,13 +46,11 @@ from surefoot.learner.checkpoint import weights_at_start
 from surefoot.maths.checksums import checksums
 from surefoot.protocols import LearnerFacts, Scored, StepReport, WeightSource
 from surefoot.records import TrainSample
-from surefoot.system.deadline import Deadline
 from surefoot.system.environment import inherited
-from surefoot.system.files import APPEND, plain_descriptor
+from surefoot.system.files import APPEND, plain_descriptor, sha256_of_sized
 from surefoot.system.frames import LinePipe, PipeFloodedError
-from surefoot.system.hashing import sha256_of_sized
-from surefoot.system.heartbeat import tick
 from surefoot.system.process import Child, is_alive, temporary_folder
+from surefoot.system.signals import Deadline, tick
 
 if TYPE_CHECKING:
     from surefoot.learner.grpo import GRPOLearner

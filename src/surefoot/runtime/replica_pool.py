@@ -48,8 +48,8 @@ from surefoot.runtime.replicas import (
 from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling, request_for
 from surefoot.runtime.router import LoadAwareRouter
 from surefoot.runtime.threads import EventLoopThread
-from surefoot.system.heartbeat import tick
-from surefoot.tracking.timeline import span
+from surefoot.system.signals import tick
+from surefoot.tracking.live import span
 
 # -- New weights for a fleet whose engines may die at any moment ----------------------------------
 

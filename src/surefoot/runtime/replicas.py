@@ -16,7 +16,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from surefoot.errors import EngineError, FleetError, LearnerLostError, StalledError, SurefootError
 from surefoot.runtime.requests import RolloutRequest, RolloutResult
 from surefoot.runtime.weights import Replica
-from surefoot.system.heartbeat import tick
+from surefoot.system.signals import tick
 
 LOG_LINES = 50
 ReplicaKind = Literal["engine", "worker"]

@@ -35,7 +35,7 @@ from surefoot.runtime.requests import (
     request_for,
 )
 from surefoot.runtime.threads import BackgroundThread
-from surefoot.system.heartbeat import tick
+from surefoot.system.signals import tick
 from surefoot.tools.session import DEADLINE, ToolEnvironment, ToolSession
 
 # -- What an engine said, checked and put on record: completions become turns ---------------------

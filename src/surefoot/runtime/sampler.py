@@ -44,8 +44,7 @@ from surefoot.runtime.buffer import GroupBuffer, StaleGroups
 from surefoot.runtime.requests import RolloutRequest, RolloutRunner
 from surefoot.runtime.task_queue import DurableTaskQueue
 from surefoot.storage.batches import BatchLog
-from surefoot.storage.ledger import Ledger
-from surefoot.storage.ledger_records import Lease, Pending, Visit
+from surefoot.storage.ledger import Lease, Ledger, Pending, Visit
 
 # -- How far sampling may run ahead: arithmetic on whole numbers ----------------------------------
 

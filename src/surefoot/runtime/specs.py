@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from surefoot.learner.lora import LoraSettings
     from surefoot.learner.model import Policy
     from surefoot.learner.sharding import OneRank
+    from surefoot.rewards.grading import GradingRules, Judges
     from surefoot.rewards.pool import RewardPool
-    from surefoot.rewards.rules import GradingRules, Judges
     from surefoot.tools.session import ToolEnvironment
     from surefoot.tools.toolkits import ToolkitSpec
 
@@ -224,8 +224,8 @@ class WorkerSpec:
         Args:
             toolkit: made of `tools` where rollouts run; where they are only graded again, one that knows their names.
         """
-        from surefoot.rewards.components import weighs_environment_reward
-        from surefoot.rewards.single_turn import SingleTurnEnvironment
+        from surefoot.rewards.functions import weighs_environment_reward
+        from surefoot.rewards.grading import SingleTurnEnvironment
         from surefoot.tools.session import ToolEnvironment
 
         if self.tools is None or toolkit is None:
@@ -268,7 +268,7 @@ def _say(what: str, fix: str) -> None:
 
 def _loaded(function: Any) -> Any:
     """The function itself, in the process that calls it."""
-    from surefoot.rewards.components import ComponentReward
+    from surefoot.rewards.functions import ComponentReward
     from surefoot.system.user_code import load_function
 
     if isinstance(function, ComponentReward):
@@ -277,7 +277,7 @@ def _loaded(function: Any) -> Any:
 
 
 def _found_again(function: Any) -> Any:
-    from surefoot.rewards.components import ComponentReward
+    from surefoot.rewards.functions import ComponentReward
 
     if isinstance(function, ComponentReward):
         return replace(function, verify=_found_again(function.verify))

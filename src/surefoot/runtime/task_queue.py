@@ -34,11 +34,10 @@ from surefoot.protocols import Runtime, StepBatch
 from surefoot.records import REPETITION_COST, Group, Task
 from surefoot.runtime.threads import BackgroundGroupWriter
 from surefoot.storage.batches import BatchLog, BatchPosition
-from surefoot.storage.failpoints import failpoint
-from surefoot.storage.ledger import Balance, Lease, Ledger, Visit
-from surefoot.storage.ledger_records import Dropped, Leased, Pending
+from surefoot.storage.files import failpoint
+from surefoot.storage.ledger import Balance, Dropped, Lease, Ledger, Pending, Visit
 from surefoot.system.signals import StopRequested
-from surefoot.tracking.timeline import span
+from surefoot.tracking.live import span
 
 # -- Which tasks come next: four ways to plan, each a function of the ledger, so that a crash changes nothing
 # Owns       what is appended to the ledger's queue, and in which order.
@@ -572,7 +571,7 @@ def _by_id(tasks: Sequence[Task], border: HeldoutGate | None) -> dict[str, Task]
 
 
 def _is_delivered(status: object) -> bool:
-    return isinstance(status, Leased) and status.delivered
+    return isinstance(status, Lease) and status.delivered
 
 
 def _disagree(step: int, what: str) -> StateError:

@@ -31,8 +31,8 @@ from typing import Any, Protocol, TypeVar
 from surefoot.errors import EngineError, FleetError, InvariantError, NumericsError, StateError, SurefootError
 from surefoot.protocols import Completion, Request, Scored
 from surefoot.runtime.requests import derive_seed
-from surefoot.system import heartbeat
-from surefoot.tracking.timeline import span
+from surefoot.system.signals import tick
+from surefoot.tracking.live import span
 
 # -- The canary: fixed questions asked after every weight update, and what the answers prove -------
 # Owns       the questions, and the memory of how earlier versions answered them.
@@ -339,12 +339,12 @@ class TwoPhase:
         held = await self._each(replicas, "prepare", lambda replica: replica.prepare(staged, version))
         for name, theirs in zip(names, held, strict=True):
             compare_checksums(name, theirs, sums, version)
-        heartbeat.tick("publishing weights")
+        tick("publishing weights")
         in_force = await self._each(replicas, "commit", lambda replica: replica.commit(version))
         for name, theirs in zip(names, in_force, strict=True):
             if theirs != {}:  # which is to say: it cannot read its weights back
                 compare_checksums(name, theirs, sums, version)
-        heartbeat.tick("publishing weights")
+        tick("publishing weights")
         metrics = {"timing/publish": time.perf_counter() - started, "sync/replicas": float(len(replicas))}
         return metrics | _facts(staged)
 
@@ -447,7 +447,7 @@ class Publisher(TwoPhase):
         said = await self._each(replicas, "canary", lambda replica: replica.ask(questions))
         answers = {replica.name: heard for replica, heard in zip(replicas, said, strict=True)}
         self.canary.check_form(answers, version)
-        heartbeat.tick("proving the weights' arrival")
+        tick("proving the weights' arrival")
         return answers
 
     async def _scores(self, texts: Sequence[Scored]) -> list[tuple[float, ...]]:

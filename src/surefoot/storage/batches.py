@@ -13,7 +13,7 @@ A group is delivered as soon as it is graded. Where the batch is known already, 
 it (`seated`), so that a batch that was interrupted goes on with the same groups in the same places.
 Runs of older versions hold batches as [group][group]...[batch], written at once; they are read as before.
 
-Read next: `journal.py` for the file, `batches.py` for a group's form.
+Read next: `files.py` for the journal's file, `ledger.py` for the visits.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from typing import Any, NamedTuple
 
 from surefoot.errors import ConfigError, InvariantError, StateError
 from surefoot.records import Group, Rollout, Task, ToolCall, Turn
-from surefoot.storage.failpoints import failpoint
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger_records import Visit, count, read_visit
+from surefoot.storage.files import Journal, failpoint
+from surefoot.storage.ledger import Visit, count, read_visit
 from surefoot.system.files import storage_error, sync_folder
 
 # -- A scored group as one journal record, and back, without losing a bit -------------------------

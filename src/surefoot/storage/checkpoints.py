@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from surefoot.errors import StateError
-from surefoot.storage.failpoints import failpoint
-from surefoot.storage.files import read_manifest, verify_folder
+from surefoot.storage.files import failpoint, read_manifest, verify_folder
 from surefoot.system.files import storage_error, sync_folder
 
 SCHEMA = 2

@@ -8,42 +8,251 @@ Never      trains an item twice, forgets one, believes a late result, or reads a
     plan --> pending --lease--> leased --complete--> leased, delivered --trained(step)--> trained
                 ^                 |                        |
                 +--- requeue, expire, a new driver --------+------- drop(reason) -------> dropped
-
-Read next: `ledger.py` for the rules, `ledger_records.py` for the nouns.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from reprlib import repr as repr_of
+from typing import Any, Literal, NamedTuple, NoReturn, get_args
 
 from surefoot.errors import InvariantError, StateError
-from surefoot.storage.failpoints import failpoint
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger_records import (
-    NEVER,
-    Balance,
-    Dropped,
-    Event,
-    Lease,
-    Leased,
-    LeaseToken,
-    Pending,
-    Status,
-    Trained,
-    Visit,
-    count,
-    read_lease_token,
-    read_moment,
-    read_status,
-    read_text,
-    read_visit,
-    status_row,
-)
-from surefoot.system.hashing import sha256_of
+from surefoot.storage.files import Journal, failpoint
+from surefoot.system.files import sha256_of
+
+# -- The nouns: visits, leases, what a visit can be, what can happen to it -------------------------
+# All of it is plain data with one JSON form, so that a journal can tell it again and a snapshot can keep it.
+
+
+EventKind = Literal["open", "plan", "lease", "renew", "complete", "fenced", "requeue", "train", "drop", "rewind"]
+KINDS: tuple[str, ...] = get_args(EventKind)
+PREFIX = "ledger."
+"""How the `event` of a journal record begins when it is one of ours; all other records are somebody else's."""
+
+
+class Visit(NamedTuple):
+    """One visit to a task: the task's id, and the how-manieth visit it is, from 0.
+
+    Example:
+        >>> str(Item("sums/1+1", 2))
+        'sums/1+1#2'
+    """
+
+    task: str
+    occurrence: int
+
+    def __str__(self) -> str:
+        return f"{self.task}#{self.occurrence}"
+
+
+class LeaseToken(NamedTuple):
+    """When a lease was given: by which driver (counted from 1), as its how-manieth. Later ones compare greater."""
+
+    driver: int
+    serial: int
+
+    def __str__(self) -> str:
+        return f"{self.driver}.{self.serial}"
+
+
+NEVER = LeaseToken(0, 0)
+
+
+class Lease(NamedTuple):
+    """The right to work on an item until a moment of the driver's clock (None: no deadline). Travels to the holder.
+
+    It is what the item then is. Once delivered, its result waits to be trained on, and the lease never expires.
+    """
+
+    item: Visit
+    epoch: LeaseToken
+    place: int
+    """Position among the items that were leased at once."""
+    holder: str
+    until: float | None
+    delivered: bool = False
+
+
+class Pending(NamedTuple):
+    """Waits in the queue."""
+
+
+class Trained(NamedTuple):
+    """Part of the weights since this step."""
+
+    step: int
+    place: int
+
+
+class Dropped(NamedTuple):
+    """Will not be trained on."""
+
+    reason: str
+
+
+Status = Pending | Lease | Trained | Dropped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened. Which fields count depends on the kind; the others keep their defaults.
+
+    Example:
+        >>> Event(kind="drop", items=(Item("a", 0),), reason="stale").record()
+        {'event': 'ledger.drop', 'items': [['a', 0]], 'reason': 'stale'}
+    """
+
+    kind: EventKind
+    items: tuple[Visit, ...] = ()
+    epoch: LeaseToken = NEVER
+    holder: str = ""
+    until: float | None = None
+    step: int = 0
+    reason: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """As the journal keeps it: fields at their default are left out."""
+        shown = {
+            "items": [list(item) for item in self.items], "epoch": list(self.epoch), "holder": self.holder,
+            "until": self.until, "step": self.step, "reason": self.reason,
+        }  # fmt: skip
+        empty: dict[str, Any] = {"items": [], "epoch": [0, 0], "holder": "", "until": None, "step": 0, "reason": ""}
+        return {"event": PREFIX + self.kind} | {name: v for name, v in shown.items() if v != empty[name]}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Event | None:
+        """Back from a journal record; None for somebody else's, a `StateError` for one that is no event of ours."""
+        word = record.get("event")
+        if not isinstance(word, str) or not word.startswith(PREFIX):
+            return None
+        kind = word.removeprefix(PREFIX)
+        unknown = set(record) - {"event", "items", "epoch", "holder", "until", "step", "reason"}
+        if kind not in KINDS or unknown:
+            raise _refusal(f"an event {word[:60]!r}, or a field of it ({', '.join(sorted(unknown))[:60] or 'none'}),")
+        return cls(
+            kind=kind,  # type: ignore[arg-type]  # one of KINDS
+            items=tuple(read_visit(row) for row in _sequence(record.get("items", []))),
+            epoch=read_lease_token(record.get("epoch", [0, 0])), holder=read_text(record.get("holder", "")),
+            until=read_moment(record.get("until")), step=count(record.get("step", 0)),
+            reason=read_text(record.get("reason", "")),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Where everything that was planned is now. `leased` counts delivered ones too.
+
+    Example:
+        >>> print(Balance(planned=5, pending=1, leased=1, delivered=1, trained=2, dropped={"stale": 1}))
+        5 planned = 1 pending + 1 leased (1 delivered) + 2 trained + 1 dropped (stale 1)
+    """
+
+    planned: int
+    pending: int
+    leased: int
+    delivered: int
+    trained: int
+    dropped: Mapping[str, int]
+    fenced: Mapping[str, int] = field(default_factory=dict)
+    """Results that came under a lease which was no longer, or not, the item's own: by reason."""
+    requeued: Mapping[str, int] = field(default_factory=dict)
+    """How often an item went back to the front of the queue: by reason."""
+
+    @property
+    def lost(self) -> int:
+        """Planned, and nowhere; negative when something is counted twice. Zero, or something is broken."""
+        return self.planned - self.pending - self.leased - self.trained - sum(self.dropped.values())
+
+    def __str__(self) -> str:
+        total = sum(self.dropped.values())
+        reasons = f" ({', '.join(f'{k} {n}' for k, n in sorted(self.dropped.items()))})" if total else ""
+        kinds = f"{self.pending} pending + {self.leased} leased ({self.delivered} delivered) + {self.trained} trained"
+        lost = f"; {self.lost} LOST" if self.lost else ""
+        return f"{self.planned} planned = {kinds} + {total} dropped{reasons}{lost}"
+
+
+def status_row(status: Status) -> list[Any]:
+    """One status as JSON."""
+    if isinstance(status, Lease):
+        return ["leased", list(status.epoch), status.place, status.holder, status.until, status.delivered]
+    if isinstance(status, Trained | Dropped):
+        return [type(status).__name__.lower(), *status]
+    return ["pending"]
+
+
+def read_status(item: Visit, row: object) -> Status:
+    """Back from `status_row`; anything else is a `StateError`."""
+    match row:
+        case ["pending"]:
+            return Pending()
+        case ["leased", epoch, place, holder, until, bool(delivered)]:
+            token = read_lease_token(epoch)
+            return Lease(item, token, count(place), read_text(holder), read_moment(until), delivered)
+        case ["trained", step, place]:
+            return Trained(count(step), count(place))
+        case ["dropped", str(reason)]:
+            return Dropped(reason)
+        case _:
+            raise _refusal(f"a status {repr_of(row)}")
+
+
+def read_visit(row: object) -> Visit:
+    """Back from JSON."""
+    match row:
+        case [str(task), occurrence]:
+            return Visit(task, count(occurrence))
+        case _:
+            raise _refusal(f"an item {repr_of(row)}")
+
+
+def read_lease_token(row: object) -> LeaseToken:
+    """Back from JSON."""
+    match row:
+        case [driver, serial]:
+            return LeaseToken(count(driver), count(serial))
+        case _:
+            raise _refusal(f"a lease epoch {repr_of(row)}")
+
+
+def read_moment(value: object) -> float | None:
+    """A finite moment, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _refusal(f"a moment {repr_of(value)}")
+    return float(value)
+
+
+def count(value: object) -> int:
+    """A whole number from 0 on."""
+    if type(value) is not int or value < 0:
+        raise _refusal(f"a count {repr_of(value)}")
+    return value
+
+
+def read_text(value: object) -> str:
+    """A text."""
+    if not isinstance(value, str):
+        raise _refusal(f"a text {repr_of(value)}")
+    return value
+
+
+def _sequence(value: object) -> Sequence[object]:
+    if not isinstance(value, list):
+        raise _refusal(f"a list {repr_of(value)}")
+    return value
+
+
+def _refusal(what: str) -> StateError:
+    return StateError(
+        f"the ledger holds {what}, which it cannot", "it was written by another version, or by something else",
+        "use the version that wrote it",
+    )  # fmt: skip
+
 
 # -- What the ledger knows at one moment, and which events may follow -----------------------------
 # Owns       every planned item's status, and the order of the queue.
@@ -91,8 +300,7 @@ class LedgerState:
                 if event.step <= self.step:
                     _broken(f"cannot train step {event.step}", event.items, f"step {self.step} is done already")
             case "drop":
-                open_kinds = Pending | Leased
-                self._require(event, "not open", lambda item: isinstance(self.items.get(item), open_kinds))
+                self._require(event, "not open", lambda item: isinstance(self.items.get(item), Pending | Lease))
             case "rewind":
                 if event.step > self.step:
                     _broken(f"cannot rewind to step {event.step}", (), f"the last one was {self.step}")
@@ -105,7 +313,7 @@ class LedgerState:
 
     def _is_leased(self, item: Visit, delivered: bool | None = None) -> bool:
         status = self.items.get(item)
-        return isinstance(status, Leased) and delivered in (None, status.delivered)
+        return isinstance(status, Lease) and delivered in (None, status.delivered)
 
     # -- what then is ---------------------------------------------------------------
 
@@ -139,16 +347,16 @@ class LedgerState:
     def _lease(self, event: Event) -> None:
         self.epoch = event.epoch
         for place, item in enumerate(event.items):
-            self.items[item] = Leased(Lease(item, event.epoch, place, event.holder, event.until))
+            self.items[item] = Lease(item, event.epoch, place, event.holder, event.until)
             self.leased[item] = None
             del self.queue[item]
 
     def _change_leases(self, event: Event) -> None:
         for item in event.items:
-            status = self.items[item]
-            assert isinstance(status, Leased), "refuse() has looked"
-            renewed = status.lease._replace(until=event.until) if event.kind == "renew" else status.lease
-            self.items[item] = Leased(renewed, event.kind == "complete")
+            lease = self.items[item]
+            assert isinstance(lease, Lease), "refuse() has looked"
+            renew = event.kind == "renew"
+            self.items[item] = lease._replace(until=event.until) if renew else lease._replace(delivered=True)
 
     def _return(self, items: Iterable[Visit], reason: str) -> None:
         """To the front of the queue: the first of `items` will be the first to go out again."""
@@ -176,7 +384,7 @@ class LedgerState:
     def leases(self, *, delivered: bool) -> list[Lease]:
         """Leases in the order in which they were given."""
         found = [self.items[item] for item in self.leased]
-        wanted = [status.lease for status in found if isinstance(status, Leased) and status.delivered == delivered]
+        wanted = [status for status in found if isinstance(status, Lease) and status.delivered == delivered]
         return sorted(wanted, key=lambda lease: (lease.epoch, lease.place))
 
     def trained_after(self, step: int) -> list[Visit]:
@@ -190,7 +398,7 @@ class LedgerState:
         dropped = Counter(status.reason for status in self.items.values() if isinstance(status, Dropped))
         delivered = len(self.leases(delivered=True))
         return Balance(
-            self.planned, kinds[Pending], kinds[Leased], delivered, kinds[Trained], dict(sorted(dropped.items())),
+            self.planned, kinds[Pending], kinds[Lease], delivered, kinds[Trained], dict(sorted(dropped.items())),
             dict(sorted(self.fenced.items())), dict(sorted(self.requeued.items())),
         )  # fmt: skip
 
@@ -198,13 +406,13 @@ class LedgerState:
         """Raise an `InvariantError` that names the items unless everything adds up."""
         if self.planned != len(self.items):
             _broken("the ledger does not add up", (), f"{self.planned} planned, {len(self.items)} known")
-        for kind, beside, word in ((Pending, self.queue, "queue"), (Leased, self.leased, "list of leases")):
+        for kind, beside, word in ((Pending, self.queue, "queue"), (Lease, self.leased, "list of leases")):
             if wrong := [item for item, s in self.items.items() if isinstance(s, kind) != (item in beside)]:
                 _broken("the ledger does not add up", wrong, f"wrongly in the {word} or wrongly not", self.items)
             if strange := [item for item in beside if item not in self.items]:
                 _broken("the ledger does not add up", strange, f"in the {word}, never planned")
         for item, status in self.items.items():
-            late = isinstance(status, Leased) and (status.lease.epoch > self.epoch or status.lease.item != item)
+            late = isinstance(status, Lease) and (status.epoch > self.epoch or status.item != item)
             if late or (isinstance(status, Trained) and status.step > self.step):
                 _broken("the ledger does not add up", [item], f"ahead of epoch {self.epoch}, step {self.step}")
 
@@ -234,7 +442,7 @@ class LedgerState:
                 item = read_visit(words)
                 state.items[item] = read_status(item, row)
             state.queue.update(dict.fromkeys(read_visit(row) for row in data["queue"]))
-            state.leased.update({item: None for item, s in state.items.items() if isinstance(s, Leased)})
+            state.leased.update({item: None for item, s in state.items.items() if isinstance(s, Lease)})
             state.check()
         except (TypeError, ValueError, AttributeError, InvariantError) as error:
             raise _snapshot_refused(str(error)) from error
@@ -251,9 +459,7 @@ def _snapshot_refused(why: str) -> StateError:
 
 
 def _broken(what: str, items: Sequence[Visit], why: str, known: Mapping[Visit, Status] | None = None) -> NoReturn:
-    shown = [
-        f"{item} ({type(known[item]).__name__.lower()})" if known and item in known else str(item) for item in items
-    ]
+    shown = [f"{item} ({status_row(known[item])[0]})" if known and item in known else str(item) for item in items]
     names = ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
     raise InvariantError(
         f"{what}{': ' + names if names else ''}: {why}",
@@ -262,7 +468,7 @@ def _broken(what: str, items: Sequence[Visit], why: str, known: Mapping[Visit, S
     )
 
 
-# -- The account of a run: every visit to a task is pending, leased, trained or dropped(reason). Exactly one, always
+# -- The account, open for writing -----------------------------------------------------------------
 
 
 LeaseOutcome = Literal["accepted", "duplicate", "late", "done", "unknown"]
@@ -409,9 +615,9 @@ class Ledger:
             return "unknown"
         if isinstance(status, Pending):
             return "late"
-        if not isinstance(status, Leased):
+        if not isinstance(status, Lease):
             return "done"
-        if status.lease.epoch != lease.epoch:
+        if status.epoch != lease.epoch:
             return "late"
         return "duplicate" if status.delivered else "accepted"
 
@@ -492,6 +698,3 @@ def _from_snapshot(snapshot: Mapping[str, Any], journal: Journal) -> tuple[Ledge
             "records that were safe are missing", "bring the journal back from a copy",
         )  # fmt: skip
     return LedgerState.from_data(data), number
-
-
-__all__ = ["Balance", "Lease", "LeaseOutcome", "LeaseToken", "Ledger", "Status", "Visit"]

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from surefoot.errors import StateError
-from surefoot.storage.failpoints import failpoint
+from surefoot.storage.files import failpoint
 from surefoot.system.files import storage_error
 from surefoot.system.process import boot_id, start_ticks
 

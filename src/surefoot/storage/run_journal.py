@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import StateError
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Balance, Ledger
-from surefoot.storage.ledger_records import Dropped, Leased, Pending, Status, Trained, Visit
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Balance, Dropped, Lease, Ledger, Pending, Status, Trained, Visit
 from surefoot.storage.run_folder import RunFolder
 
 FACTS_PREFIX = "run."
@@ -105,7 +104,7 @@ def _short(value: object) -> str:
 
 
 LEDGER = "ledger.journal"
-KINDS: dict[str, type] = {"pending": Pending, "leased": Leased, "trained": Trained, "dropped": Dropped}
+KINDS: dict[str, type] = {"pending": Pending, "leased": Lease, "trained": Trained, "dropped": Dropped}
 
 
 @dataclass(frozen=True)
@@ -179,6 +178,6 @@ def _why(status: Status) -> str:
         return f"step {status.step}"
     if isinstance(status, Dropped):
         return status.reason
-    if isinstance(status, Leased):
-        return f"by {status.lease.holder}" + (", delivered" if status.delivered else "")
+    if isinstance(status, Lease):
+        return f"by {status.holder}" + (", delivered" if status.delivered else "")
     return ""

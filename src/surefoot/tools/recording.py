@@ -19,7 +19,7 @@ from typing import Any
 from surefoot.errors import ConfigError, StateError, ToolError, ToolFailedError
 from surefoot.protocols import ToolAnswer, Toolbox, Toolkit, ToolSpec
 from surefoot.records import Task
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 from surefoot.tools.recording_file import RecordingFile, RecordPlace
 
 DRIFT = "cassette_drift"

@@ -21,7 +21,7 @@ from surefoot.config.own_code import OwnCode, load_own, own_object
 from surefoot.errors import InputError, ToolError
 from surefoot.protocols import ToolAnswer, Toolbox, Toolkit, ToolSpec
 from surefoot.records import Task
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 from surefoot.system.user_code import load_function
 from surefoot.tools.session import ToolLimits
 

@@ -1,16 +1,58 @@
-"""The register: every metric's name, unit, how it is reduced, which way is healthy, and what it means.
+"""Every number of a run, once: its name and meaning, what a step's groups give, and `metrics.jsonl`, written.
 
-Promises   a name that is not here is refused by the log, so that no dashboard waits for a misspelt one.
+Owns       the register: every metric's name, unit, how it is reduced, which way is healthy, and what it means; and the
+           format of the log: one flat JSON object per line, `step` first, every other value a finite number.
+Promises   a name that is not here is refused by the log, so that no dashboard waits for a misspelt one; a value that is
+           None, NaN, infinite, a bool or text is refused, never turned into 0, and what is undefined is left out; each
+           step is there once per kind (training, evaluation), in order; numbers keep every digit; a line is whole.
+Never      rounds, or skips a line it cannot read. `surefoot_harness.metrics_file` reads it, and so does who judges a
+           run from outside.
+
+    {"step": 7, "loss": 0.0123, "reward": 0.5, ...}
+    {"step": 25, "eval_accuracy": 0.61, "eval_n": 400, ...}
+
 Names are TRL's where TRL has one; `{}` in a name stands for one word, such as a reward function's name.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from types import TracebackType
 from typing import Literal
+
+from surefoot.errors import NumericsError, StateError, StorageError
+from surefoot.records import LENGTH, REPETITION, REPETITION_COST, STOP, Group, Rollout
+from surefoot.system.files import APPEND, plain_descriptor
+from surefoot_harness.metrics_file import EVALUATION, LINE_BYTES, Row, kind_of, lines_of, parse_row, read_metrics
+
+__all__ = [
+    "EVALUATION",
+    "LINE_BYTES",
+    "METRICS",
+    "Healthy",
+    "Metric",
+    "MetricsLog",
+    "Reduction",
+    "Row",
+    "batch_metrics",
+    "dataset_metrics",
+    "group_metrics",
+    "headlines",
+    "kind_of",
+    "lookup",
+    "looping_share",
+    "metrics_until",
+    "read_metrics",
+]
+
 
 Reduction = Literal["mean", "sum", "max", "min", "last"]
 Healthy = Literal["up", "down", "steady", "none"]
@@ -210,3 +252,253 @@ def _patterns() -> list[tuple[re.Pattern[str], Metric]]:
         for name, metric in METRICS.items()
         if "{}" in name
     ]
+
+
+# -- What one step's groups look like in numbers: rewards, lengths, failures -----------------------
+
+
+def batch_metrics(groups: Sequence[Group], words: Mapping[str, str], *, loops: bool) -> dict[str, float]:
+    """Everything that is logged of one step's groups, as a whole and by data set.
+
+    Args:
+        words: data set -> its word in metrics; empty when all tasks belong to one.
+        loops: whether this run looks for rollouts that repeat themselves.
+    """
+    return group_metrics(groups) | dataset_metrics(groups, words) | (looping_share(groups) if loops else {})
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Metrics of everything that was collected, before anything is filtered."""
+    rollouts = [r for g in groups for r in g.rollouts if r.turns]
+    metrics = _lengths(rollouts)
+    metrics |= _rewards(groups)
+    failures = Counter(r.failure for g in groups for r in g.rollouts if r.failure is not None)
+    metrics |= {f"failures/{reason}": float(count) for reason, count in failures.items()}
+    metrics |= _tools(rollouts) | _grading(groups)
+    metrics["num_tokens"] = float(sum(r.sampled_tokens for r in rollouts))
+    metrics["groups/mixed_version"] = float(sum(any(t.mixed for t in r.turns) for r in rollouts))
+    return metrics
+
+
+def looping_share(groups: Sequence[Group]) -> dict[str, float]:
+    """Share of the rollouts that go round in circles; for runs that look for it."""
+    rollouts = [r for g in groups for r in g.rollouts if r.turns]
+    marked = [r.failure == REPETITION or REPETITION_COST in r.reward_parts for r in rollouts]
+    return {"completions/looping_share": _mean(marked)} if marked else {}
+
+
+def dataset_metrics(groups: Sequence[Group], words: Mapping[str, str]) -> dict[str, float]:
+    """The same for each data set of a mixture that has groups in this step.
+
+    Args:
+        words: data set -> its word in metrics; others are left out.
+    """
+    metrics: dict[str, float] = {}
+    for name, word in words.items():
+        own = [group for group in groups if group.task.dataset == name]
+        found = _rewards(own) | _lengths([r for g in own for r in g.rollouts if r.turns])
+        metrics |= {f"datasets/{word}/{short}": found[full] for full, short in _BY_DATASET.items() if full in found}
+    return metrics
+
+
+_BY_DATASET = {
+    "reward": "reward", "frac_reward_zero_std": "frac_reward_zero_std", "completions/mean_length": "mean_length",
+    "completions/clipped_ratio": "clipped_ratio",
+}  # fmt: skip
+
+
+def _grading(groups: Sequence[Group]) -> dict[str, float]:
+    """How long judging one group took, function by function; siblings share their calls."""
+    spent: dict[str, list[float]] = {}
+    for group in groups:
+        for name in sorted({name for r in group.rollouts for name in r.grading_seconds}):
+            spent.setdefault(name, []).append(max(r.grading_seconds.get(name, 0.0) for r in group.rollouts))
+    metrics = {f"timing/reward/{name}/mean": _mean(seconds) for name, seconds in spent.items()}
+    return metrics | {f"timing/reward/{name}/max": max(seconds) for name, seconds in spent.items()}
+
+
+def _rewards(groups: Sequence[Group]) -> dict[str, float]:
+    scored = [[r for r in g.rewards if r is not None] for g in groups]
+    scored = [rewards for rewards in scored if rewards]
+    if not scored:
+        return {}
+    every = [r for rewards in scored for r in rewards]
+    best, worst = max(every), min(every)
+    constant = [rewards[0] for rewards in scored if len(set(rewards)) == 1]
+    metrics = {
+        "reward": _mean(every),
+        "reward_std": _mean([_std(rewards) for rewards in scored]),
+        "frac_reward_zero_std": len(constant) / len(scored),
+        "groups/scored": float(len(scored)),
+    }
+    if best != worst:  # with one value for everybody, nobody can say whether it means right or wrong
+        metrics["groups/all_correct"] = float(sum(c == best for c in constant))
+        metrics["groups/all_wrong"] = float(sum(c == worst for c in constant))
+    for name in sorted({n for g in groups for r in g.rollouts for n in r.reward_parts}):
+        parts = [r.reward_parts.get(name) for g in groups for r in g.rollouts]
+        values = [p for p in parts if p is not None]
+        if values:
+            metrics |= {f"rewards/{name}/mean": _mean(values), f"rewards/{name}/std": _std(values)}
+    return metrics
+
+
+def _tools(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Of rollouts that had tools; nothing when none had any."""
+    with_tools = [r for r in rollouts if r.ended]
+    if not with_tools:
+        return {}
+    calls = [call for r in with_tools for turn in r.turns for call in turn.calls]
+    metrics = {
+        "num_turns/mean": _mean([len(r.turns) for r in with_tools]),
+        "num_turns/max": float(max(len(r.turns) for r in with_tools)),
+        "tools/call_frequency": len(calls) / len(with_tools),
+        "tools/called_share": _mean([any(turn.calls for turn in r.turns) for r in with_tools]),
+        "tools/rerendered_tokens": float(sum(r.rerendered_tokens for r in with_tools)),
+        "tools/reply_tokens": _mean([_reply_tokens(r) for r in with_tools]),
+    }
+    if calls:
+        metrics["tools/failure_frequency"] = _mean([call.outcome != "ok" for call in calls])
+    for why, count in Counter(r.ended for r in with_tools).items():
+        metrics[f"tools/ended/{why}"] = count / len(with_tools)
+    for name, count in Counter(call.name or "unreadable" for call in calls if call.outcome != "refused").items():
+        metrics[f"tools/calls/{name}"] = count / len(with_tools)
+    return metrics
+
+
+def _reply_tokens(rollout: Rollout) -> int:
+    """Tokens that the policy read from tools, headers included."""
+    own = len(rollout.turns[0].prompt_ids) + sum(len(turn.completion_ids) for turn in rollout.turns[:-1])
+    return len(rollout.turns[-1].prompt_ids) - own
+
+
+def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    if not rollouts:
+        return {}
+    lengths = [r.sampled_tokens for r in rollouts]
+    ended = [r.sampled_tokens for r in rollouts if r.finish_reason == STOP]
+    metrics = {
+        "completions/mean_length": _mean(lengths),
+        "completions/min_length": float(min(lengths)),
+        "completions/max_length": float(max(lengths)),
+        "completions/clipped_ratio": sum(r.finish_reason == LENGTH for r in rollouts) / len(rollouts),
+    }
+    if ended:
+        metrics["completions/mean_terminated_length"] = _mean(ended)
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _std(values: Sequence[float]) -> float:
+    """Population standard deviation; exactly 0 for equal values, whatever they are."""
+    if len(set(values)) == 1:
+        return 0.0
+    centre = _mean(values)
+    return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / len(values))
+
+
+# -- `metrics.jsonl`, written ----------------------------------------------------------------------
+
+
+class MetricsLog:
+    """Appends to one `metrics.jsonl`; an existing file is read first and continued."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last: dict[str, int] = {}
+        for row in read_metrics(path) if path.exists() else []:
+            self._last[kind_of(row)] = int(row["step"])
+        try:
+            self._file = plain_descriptor(path, APPEND)
+        except OSError as error:
+            raise self._refused(error) from error
+        self._size = os.fstat(self._file).st_size
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one line; on return it has left this process."""
+        kind = kind_of(metrics)
+        self._check_step(step, kind)
+        row = {"step": step} | {name: _checked(step, name, value) for name, value in metrics.items()}
+        self._append(json.dumps(row, allow_nan=False).encode("ascii") + b"\n")
+        self._last[kind] = step
+
+    def close(self) -> None:
+        """Make the file durable and let go of it; a second call does nothing."""
+        if self._file >= 0:
+            os.fsync(self._file)
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_step(self, step: object, kind: str) -> None:
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise StateError(f"step is {step!r}", "steps count from 0", "log with the optimiser step")
+        if kind in self._last and step <= self._last[kind]:
+            raise StateError(
+                f"step {step} ({kind}) comes after step {self._last[kind]} in {self.path.name}",
+                "a step that is there twice would be judged twice",
+                "log each step once, in order",
+            )
+
+    def _append(self, line: bytes) -> None:
+        try:
+            written = os.write(self._file, line)
+            if written < len(line):  # the disk took a part: take it back, no reader shall see half a line
+                os.ftruncate(self._file, self._size)
+                raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise self._refused(error) from error
+        self._size += len(line)
+
+    def _refused(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.path} could not be written: {error.strerror}",
+            "a run without its numbers cannot be judged",
+            "free some space or check the rights of the folder",
+        )
+
+
+def _checked(step: int, name: str, value: object) -> float:
+    if name == "step" or lookup(name) is None:
+        raise StateError(
+            f"step {step}: metric {name!r} is not registered",
+            "a number under a name that nobody declared is a number that nobody checks",
+            "add it to tracking/metrics.py with unit, reduction and meaning",
+        )
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise NumericsError(
+            f"step {step}: {name} = {value!r} is not a finite number",
+            "a placeholder would be read as a measurement",
+            "leave the name out when it is undefined; convert arrays with float()",
+        )
+    return value
+
+
+def metrics_until(path: Path, *, train: int, evaluation: int) -> tuple[bytes | None, int]:
+    """The lines of a `metrics.jsonl` up to a step, as they are, and how many bytes of a torn last line were left out.
+
+    For a resume: what comes later is written once more. None when there is no file.
+
+    Args:
+        train: the last step whose training line is kept.
+        evaluation: the last step whose evaluation is kept; -1 when none is.
+    """
+    if not path.exists() and not path.is_symlink():
+        return None, 0
+    last = {"train": train, "eval": evaluation}
+    kept: list[bytes] = []
+    for number, line in enumerate(lines_of(path, "a resume keeps the numbers so far"), 1):
+        if not line.endswith(b"\n"):
+            return b"".join(kept), len(line)
+        row = parse_row(path, number, line)
+        kept += [line] if row["step"] <= last[kind_of(row)] else []
+    return b"".join(kept), 0

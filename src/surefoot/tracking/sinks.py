@@ -7,7 +7,7 @@ Never      reads or writes metrics.jsonl: that file is complete without any of t
 
 A sink of its own process each, so that a W&B that hangs costs TensorBoard nothing.
 
-Read next: `sinks.py`, one queue; `sink_process.py`, the other end of it.
+Read next: `sink_process.py`, the other end of a queue.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from types import TracebackType
 from typing import Any
 
 from surefoot.errors import ConfigError
-from surefoot.system.deadline import Deadline
 from surefoot.system.environment import inherited
 from surefoot.system.process import Child
+from surefoot.system.signals import Deadline
 from surefoot.system.text import redact_values
 
 # -- The driver's end of one sink's process: a bounded queue of rows, and what is known of their fate

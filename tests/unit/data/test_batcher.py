@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surefoot.data.files import complexity_of
 from surefoot.data.loader import EXPECTED_TURNS, TaskBatcher
-from surefoot.data.task_format import complexity_of
 from surefoot.errors import TaskError
 from surefoot.records import Task
 

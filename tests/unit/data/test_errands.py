@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.data.builtin import KINDS, PER_KIND, TOTAL, errands_tasks, multiplication_task, reversal_task
 from surefoot.data.heldout import is_heldout
-from surefoot.data.sources import load_tasks
+from surefoot.data.sources import KINDS, PER_KIND, TOTAL, errands_tasks, load_tasks, multiplication_task, reversal_task
 from surefoot.errors import TaskError
 
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from surefoot.data.builtin import sums_tasks
 from surefoot.data.heldout import is_heldout, repeated_prompts, split_heldout
+from surefoot.data.sources import sums_tasks
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task
 

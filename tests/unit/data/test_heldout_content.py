@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.data.content import Content, normal_text, task_content
+from surefoot.data.tasks import Content, normal_text, task_content
 from surefoot.errors import TaskError
 from surefoot.records import Task
 

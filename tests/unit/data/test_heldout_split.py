@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from surefoot.data import HeldoutLeakError, HeldoutSplit, heldout
-from surefoot.data.builtin import sums_tasks
 from surefoot.data.heldout import is_heldout, split_heldout, task_id
 from surefoot.data.near_duplicates import Content
+from surefoot.data.sources import sums_tasks
 from surefoot.errors import ConfigError, TaskError
 from surefoot.records import Task
 

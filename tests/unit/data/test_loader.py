@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from surefoot.data import loader as module
 from surefoot.data.curriculum import CurriculumSampler
+from surefoot.data.files import complexity_of
 from surefoot.data.loader import TaskDataLoader
 from surefoot.data.on_disk.dataset import StreamingDataset
-from surefoot.data.task_format import complexity_of
 from surefoot.errors import ConfigError, StateError, TaskError
 from surefoot.records import Task
 

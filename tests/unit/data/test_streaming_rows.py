@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from streaming_kit import FORMS, as_json, as_jsonl, ids, row, write
 
 from surefoot.data.on_disk import build, dataset
-from surefoot.data.on_disk import rows as scan
+from surefoot.data.on_disk import build as scan
 from surefoot.data.on_disk.build import DiskSort
 from surefoot.data.on_disk.dataset import StreamingDataset
 from surefoot.data.on_disk.index import id_hash

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefoot.data.builtin import SUMS_LIMIT, sum_task, sums_tasks
+from surefoot.data.sources import SUMS_LIMIT, sum_task, sums_tasks
 from surefoot.errors import TaskError
 
 ALL = SUMS_LIMIT * SUMS_LIMIT

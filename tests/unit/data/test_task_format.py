@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from surefoot.data import files
-from surefoot.data.files import read_task_file
+from surefoot.data.files import category_of, complexity_of, read_task_file, tool_problems
 from surefoot.data.on_disk.dataset import StreamingDataset
-from surefoot.data.task_format import category_of, complexity_of, tool_problems
 from surefoot.errors import TaskError
 
 GOOD: dict[str, Any] = {

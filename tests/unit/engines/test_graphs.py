@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.engines import graph_decoder
+from surefoot.engines import graphs
 from surefoot.engines.embedded import EmbeddedEngine
-from surefoot.engines.graph_decoder import BURST, rows_of_step
-from surefoot.engines.graphs import GraphedEngine, embedded_engine, not_implemented
+from surefoot.engines.graphs import BURST, GraphedEngine, embedded_engine, not_implemented, rows_of_step
 from surefoot.errors import EngineError, NumericsError
 from surefoot.learner.architectures import PLAIN
 from surefoot.learner.model import decoder_spec
@@ -95,7 +94,7 @@ def test_a_rollout_that_left_leaves_no_tokens_to_who_takes_its_row(make_net: Any
 def test_the_step_shrinks_with_those_who_are_left(make_net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [rows_of_step(n, 1024) for n in (1, 64, 65, 129, 1000)] == [64, 64, 128, 256, 1024]
     assert [rows_of_step(n, 48) for n in (1, 48)] == [48, 48]
-    monkeypatch.setattr(graph_decoder, "SMALLEST_STEP", 4)
+    monkeypatch.setattr(graphs, "SMALLEST_STEP", 4)
     net = make_net()
     engine = make(GraphedEngine, net)
     taken: list[int] = []
@@ -108,7 +107,7 @@ def test_the_step_shrinks_with_those_who_are_left(make_net: Any, monkeypatch: py
 
 def test_prompts_are_computed_together_and_once_each(make_net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     net = make_net()
-    monkeypatch.setattr(graph_decoder, "PREFILL_TOKENS", 100)  # so that they come in several pieces
+    monkeypatch.setattr(graphs, "PREFILL_TOKENS", 100)  # so that they come in several pieces
     engine = make(GraphedEngine, net)
     seen: list[list[tuple[int, ...]]] = []
     real = engine.decoder._prefill

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.engines.http_client import KEY_VARIABLE, HttpClient, HttpLimits
-from surefoot.engines.openai import MAX_TRIES, OpenAIEngine, body_of
+from surefoot.engines.openai import KEY_VARIABLE, MAX_TRIES, HttpClient, HttpLimits, OpenAIEngine, body_of
 from surefoot.engines.vllm_worker import WeightsFromFile, weights_path
 from surefoot.errors import ConfigError, EngineError
 from surefoot.maths.checksums import checksums

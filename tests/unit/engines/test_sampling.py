@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from surefoot.engines.sampling import draw, draw_siblings, random_stream
+from surefoot.engines.decoder import draw, draw_siblings, random_stream
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.engines.vllm_core import (
+from surefoot.engines.vllm_engine import (
     VllmCore,
+    VllmEngine,
     VllmSettings,
     check_request,
     check_settings,
@@ -22,9 +23,8 @@ from surefoot.engines.vllm_core import (
     engine_fields,
     sampling_fields,
 )
-from surefoot.engines.vllm_engine import VllmEngine
-from surefoot.engines.vllm_layout import build_layout, check_weights, read_back
 from surefoot.engines.vllm_requests import MAX_TRIES, VllmOutput, VllmRequests
+from surefoot.engines.vllm_worker import build_layout, check_weights, read_back
 from surefoot.errors import ConfigError, EngineError, NumericsError
 from surefoot.protocols import Request
 from surefoot.records import LENGTH, STOP

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.harness.git import GitError, dirty_hash, git, head, is_dirty, root_of, run_git
+from surefoot.system.git import GitError, dirty_hash, git, head, is_dirty, root_of, run_git
 
 WHO = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@example.org", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@example.org"}  # fmt: skip
 

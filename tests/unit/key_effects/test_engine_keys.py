@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from surefoot.engines.embedded import EmbeddedEngine
-from surefoot.engines.vllm_core import VllmSettings, engine_fields
+from surefoot.engines.vllm_engine import VllmSettings, engine_fields
 from surefoot.errors import ConfigError
 from surefoot.learner.model import Policy, load_policy
 from surefoot.run.build import engine_spec

@@ -13,7 +13,7 @@ from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.sampler import AsyncSampler
 from surefoot.storage.batches import BatchLog
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.ledger import Ledger
 
 AHEAD = {"importance_sampling_correction": True}

@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812 - the community's name
 from surefoot.config import MICROBATCH_TOKENS, Config
 from surefoot.config.choices import ENGINES, ESTIMATORS
 from surefoot.config.choices import LOSSES as LOSS_FACTS
-from surefoot.engines import graph_decoder
+from surefoot.engines import graphs
 from surefoot.errors import NumericsError
 from surefoot.guards import invariants
 from surefoot.learner import fused_forward, fused_options, grpo, model
@@ -280,7 +280,7 @@ def test_what_the_config_offers_is_what_the_registries_have() -> None:
 
 def test_the_two_fast_paths_know_the_same_models_and_every_one_that_is_trained() -> None:
     """Both ask `beyond_plain` first, so what is not plain takes the slow path in both by the same names."""
-    assert set(PLAIN) == graph_decoder.MODEL_TYPES
+    assert set(PLAIN) == graphs.MODEL_TYPES
     assert not hasattr(fused_forward, "MODEL_TYPES"), "a second list"
 
 

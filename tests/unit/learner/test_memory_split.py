@@ -19,7 +19,7 @@ from surefoot.learner.memory import MAX_SPLITS, is_out_of_memory, memory_in_use
 from surefoot.maths.losses import LossSettings
 from surefoot.maths.preference import PreferencePair
 from surefoot.records import TrainSample
-from surefoot.storage.failpoints import VARIABLE, read_environment
+from surefoot.storage.files import VARIABLE, read_environment
 
 REWARDS = [[1, 0, 0, 1, 0], [0, 1, 0.5, 0], [0, 0, 1]]
 """Twelve rows in uneven groups: no halving falls between two of them by luck."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.report.monitor import RunMonitor
-from surefoot.tracking.timeline import read_timeline, span
+from surefoot.report.view import RunMonitor
+from surefoot.tracking.live import read_timeline, span
 
 
 @pytest.fixture

@@ -22,11 +22,10 @@ from surefoot.report import data as report_data
 from surefoot.report import markup
 from surefoot.report import page as module
 from surefoot.report import page as report_rollouts
-from surefoot.report.charts import MAX_LANES, colours, lanes, steps_on_the_clock
-from surefoot.report.data import read_run
+from surefoot.report.data import MAX_LANES, colours, lanes, read_run, steps_on_the_clock
 from surefoot.report.markup import MAX_POINTS, Chart, Curve, Scale, draw, esc, foreign, smooth, thin
 from surefoot.report.page import render, write_report
-from surefoot.tracking.timeline import Span, Timeline, Window
+from surefoot.tracking.live import Span, Timeline, Window
 
 SAFE_TAGS = set(
     "html head meta title style body main header footer section div span p b small ul li h1 h2 h3 h4 figure figcaption "

@@ -13,8 +13,7 @@ from surefoot.protocols import Request, ToolAnswer
 from surefoot.records import Group, Rollout, Task, ToolCall, Turn
 from surefoot.report.page import rollouts
 from surefoot.run.store import _lines
-from surefoot.tracking.metrics import lookup
-from surefoot.tracking.summary import group_metrics
+from surefoot.tracking.metrics import group_metrics, lookup
 
 
 def one_in_two(request: Request, context: str) -> str:

@@ -16,10 +16,10 @@ from surefoot.rewards.functions import (
     exact_answer,
     refuse_unusable,
 )
-from surefoot.rewards.messages import RewardCall, read_call, write_call
+from surefoot.rewards.grading import GradingRules
 from surefoot.rewards.pool import RewardJob, RewardPool
-from surefoot.rewards.rules import GradingRules
 from surefoot.rewards.verifiers.multi import MultiVerifier
+from surefoot.rewards.workers import RewardCall, read_call, write_call
 from surefoot.system.user_code import load_function
 
 JOB = RewardJob(

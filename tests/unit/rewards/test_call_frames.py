@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.errors import RewardError
-from surefoot.rewards.messages import NotJson, RewardCall, by_fork, read_call, write_call
 from surefoot.rewards.pool import RewardJob, RewardPool
+from surefoot.rewards.workers import NotJson, RewardCall, by_fork, read_call, write_call
 
 
 def sent(value: Any, **more: Any) -> Any:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surefoot.errors import RewardError
-from surefoot.rewards.components import WEIGHTS, component_reward, components, weighs_environment_reward
+from surefoot.rewards.functions import WEIGHTS, component_reward, components, weighs_environment_reward
 
 
 def said(text: str = "x") -> dict[str, Any]:

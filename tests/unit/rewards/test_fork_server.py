@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from surefoot.rewards.fork_server import CappedLog, ForkServer, _Worker
+from surefoot.rewards.workers import CappedLog, ForkServer, _Worker
 
 
 @pytest.fixture
 def fork_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
     # In this process it must not become the parent of orphans for good: later tests count who is left.
-    monkeypatch.setattr("surefoot.rewards.fork_server.adopt_orphans", lambda: None)
+    monkeypatch.setattr("surefoot.rewards.workers.adopt_orphans", lambda: None)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         made = ForkServer(theirs, {}, CappedLog(None), os.getppid(), 0)

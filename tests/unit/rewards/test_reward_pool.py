@@ -137,7 +137,7 @@ def test_a_log_that_cannot_be_opened_is_refused_at_the_start(tmp_path: Path) -> 
 
 def test_scoring_never_imports_torch() -> None:
     program = (
-        "import sys; from surefoot.rewards.pool import RewardJob, RewardPool; import surefoot.rewards.single_turn, surefoot.rewards.functions\n"
+        "import sys; from surefoot.rewards.pool import RewardJob, RewardPool; import surefoot.rewards.grading, surefoot.rewards.functions\n"
         "with RewardPool({'f': lambda completions, **_: ['torch' in sys.modules]}) as pool:\n"
         "    print('torch' in sys.modules, pool.score([RewardJob(['p'], ['c'])])[0]['f'].value)"
     )

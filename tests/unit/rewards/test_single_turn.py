@@ -15,8 +15,8 @@ from surefoot.errors import RewardError
 from surefoot.guards.reward_values import RewardValue, parse_reward
 from surefoot.protocols import Environment
 from surefoot.records import Rollout, Task, Turn
+from surefoot.rewards.grading import SingleTurnEnvironment
 from surefoot.rewards.pool import RewardJob, RewardPool
-from surefoot.rewards.single_turn import SingleTurnEnvironment
 
 
 class FakePool(RewardPool):
@@ -152,7 +152,7 @@ def test_a_failure_never_becomes_a_reward(said: dict[str, RewardValue]) -> None:
 
 def test_with_tools_a_completion_is_always_messages_called_or_not() -> None:
     """A reward function that is sometimes handed text and sometimes messages fails on one of them."""
-    from surefoot.rewards.single_turn import _job
+    from surefoot.rewards.grading import _job
 
     plain = rollout("42", task=TASK)
     with_tools = dataclasses.replace(plain, ended="answered")

@@ -15,7 +15,7 @@ from surefoot.config.schedule import Answered
 from surefoot.errors import ConfigError, InputError, StateError
 from surefoot.guards.collapse import HeldOutGuard
 from surefoot.run.guarding import calibration, calibration_lines, healthy_rows, judge_first_value, make_guard
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 
 EVALUATIONS = 30
 

@@ -15,7 +15,7 @@ from surefoot.runtime.task_queue import DurableTaskQueue
 from surefoot.storage.files import commit_folder
 from surefoot.storage.lock import RunLock
 from surefoot.storage.run_folder import RunFolder
-from surefoot.tracking.log import MetricsLog, read_metrics
+from surefoot.tracking.metrics import MetricsLog, read_metrics
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(4)]
 

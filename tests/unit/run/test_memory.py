@@ -14,7 +14,7 @@ from surefoot.errors import InvariantError
 from surefoot.learner.footprint import ModelShape, Work
 from surefoot.run import memory_child, memory_profile
 from surefoot.run.memory_profile import memory_table
-from surefoot.tracking.text import size
+from surefoot.system.text import size
 
 ROW = ["memory", "model=pebble", "tasks=builtin:sums", "device=cpu", "--batches", "8", "--accumulations", "1"]
 SHAPE = ModelShape(1_095_680, 4, 128, 576, 4, 2, 32, 103)

@@ -12,8 +12,8 @@ from codec_kit import OneTokenPrompts
 from surefoot.engines.scripted import ScriptedEngine
 from surefoot.errors import RewardError
 from surefoot.records import Task
+from surefoot.rewards.grading import SingleTurnEnvironment
 from surefoot.rewards.pool import RewardPool
-from surefoot.rewards.single_turn import SingleTurnEnvironment
 from surefoot.runtime.local import LocalRuntime
 from surefoot.runtime.requests import Sampling
 from surefoot.runtime.rollout import RolloutCollector

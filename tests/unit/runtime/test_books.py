@@ -19,9 +19,8 @@ from surefoot.protocols import StepBatch
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.task_queue import DurableTaskQueue
 from surefoot.storage.batches import BatchLog
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Ledger, Visit
-from surefoot.storage.ledger_records import Dropped, Trained
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Dropped, Ledger, Trained, Visit
 
 
 def tasks(n: int) -> list[Task]:

@@ -16,9 +16,8 @@ from surefoot.errors import ConfigError, InvariantError, StalledError
 from surefoot.records import Group, Rollout, Task
 from surefoot.runtime import buffer as buffer_module
 from surefoot.runtime.buffer import BufferCounts, BufferedBatch, GroupBuffer, StaleGroups, all_is_in
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Balance, Ledger
-from surefoot.storage.ledger_records import Trained, Visit
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Balance, Ledger, Trained, Visit
 from surefoot.system.journal import Header
 
 LONG_S = 60.0

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from surefoot.errors import InvariantError
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.buffer import BufferCounts, BufferedBatch, GroupBuffer, StaleGroups
-from surefoot.storage.ledger_records import Visit
+from surefoot.storage.ledger import Visit
 
 TASKS = {name: Task(id=name, prompt="?") for name in ("a", "b c/ü")}
 EVERYTHING = set(range(10))

@@ -14,7 +14,7 @@ from buffer_kit import fill, group_of, make, names
 from surefoot.errors import InvariantError, StateError
 from surefoot.records import Task
 from surefoot.runtime.buffer import BufferCounts, GroupBuffer, StaleGroups
-from surefoot.storage.ledger_records import Visit
+from surefoot.storage.ledger import Visit
 
 TASKS = {name: Task(id=name, prompt="?") for name in "abcd"}
 

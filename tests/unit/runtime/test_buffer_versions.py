@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.buffer import GroupBuffer
-from surefoot.storage.ledger_records import Visit
+from surefoot.storage.ledger import Visit
 
 
 def put(buffer: GroupBuffer, name: str, version: int) -> None:

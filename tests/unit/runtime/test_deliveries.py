@@ -22,9 +22,8 @@ from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.task_queue import DurableTaskQueue
 from surefoot.runtime.threads import BackgroundGroupWriter, BackgroundThread, EventLoopThread
 from surefoot.storage.batches import BatchLog
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Ledger
-from surefoot.storage.ledger_records import Leased
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Lease, Ledger
 from surefoot.tools.session import ToolEnvironment, ToolLimits
 
 TASKS = [Task(id=f"t{i}", prompt=f"{i}?") for i in range(9)]
@@ -140,7 +139,7 @@ def test_a_seat_that_the_queue_gives_to_another_is_refused(tmp_path: Path) -> No
 def test_results_of_a_driver_that_was_replaced_are_not_written(tmp_path: Path) -> None:
     queue = open_books(tmp_path)
     batch = queue.next_batch(1, 2)
-    queue.ledger.requeue([i for i, s in queue.ledger.items().items() if isinstance(s, Leased)], "expired")
+    queue.ledger.requeue([i for i, s in queue.ledger.items().items() if isinstance(s, Lease)], "expired")
     with pytest.raises(InvariantError, match="1 results are late"):
         play(queue, batch, [1])
     assert queue.batches.delivered() == []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fleet_kit import FakeTransport, fleet_of, played
 
-from surefoot.engines.http_client import KEY_VARIABLE
+from surefoot.engines.openai import KEY_VARIABLE
 from surefoot.errors import RewardError, TaskError
 from surefoot.records import Task
 from surefoot.rewards.functions import exact_answer

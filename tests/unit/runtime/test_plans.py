@@ -19,7 +19,7 @@ from surefoot.records import STOP, Group, Rollout, Task, Turn
 from surefoot.runtime import task_queue
 from surefoot.runtime.task_queue import DurableTaskQueue, LevelPlan, SuccessPlan, TaskPlan, WindowPlan
 from surefoot.storage.batches import BatchLog
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.ledger import Ledger
 
 

@@ -19,7 +19,7 @@ from surefoot.runtime.sampler import AsyncSampler
 from surefoot.runtime.task_queue import DurableTaskQueue, StepSampler
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.storage.batches import BatchLog
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.ledger import Ledger
 from surefoot.system.signals import StopRequested
 

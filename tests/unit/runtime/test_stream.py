@@ -18,9 +18,8 @@ from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.runtime.requests import RolloutRequest, RolloutResult, Sampling
 from surefoot.runtime.sampler import AsyncSampler
 from surefoot.storage.batches import BatchLog
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Ledger, Visit
-from surefoot.storage.ledger_records import Dropped
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Dropped, Ledger, Visit
 
 Answer = tuple[int, int] | Exception
 """(version at the first token, version at the last), or what goes wrong."""

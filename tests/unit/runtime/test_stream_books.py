@@ -22,9 +22,9 @@ from surefoot.runtime.rollout import RolloutCollector
 from surefoot.runtime.sampler import AsyncSampler
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.storage.batches import BatchLog
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.ledger import Ledger
-from surefoot.system import heartbeat
+from surefoot.system import signals
 from surefoot.system.signals import StopRequested
 
 TASKS = [Task(id=f"t{i}", prompt="?") for i in range(8)]
@@ -122,7 +122,7 @@ def test_the_pulse_beats_while_something_happens_and_not_otherwise(
         queue.next_batch(1, 2)
     assert len(looks) == 4
     assert beats == ["waiting for groups"]
-    assert heartbeat.last_heartbeat().stage != "never"
+    assert signals.last_heartbeat().stage != "never"
 
 
 def test_close_may_be_said_twice_and_leaves_no_thread(open_books: Any) -> None:

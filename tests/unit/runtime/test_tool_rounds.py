@@ -20,12 +20,12 @@ from surefoot.learner.chat import structural_ids
 from surefoot.learner.samples import to_sample, to_samples
 from surefoot.protocols import Request, ToolAnswer
 from surefoot.records import Group, Rollout
-from surefoot.rewards import single_turn
+from surefoot.rewards import grading
+from surefoot.rewards.grading import GradingRules
 from surefoot.rewards.pool import RewardPool
-from surefoot.rewards.rules import GradingRules
 from surefoot.runtime import rollout as tool_rounds
 from surefoot.storage.batches import group_record, read_group
-from surefoot.system import heartbeat
+from surefoot.system import signals
 from surefoot.system.signals import StopRequested
 from surefoot.tools.session import ToolLimits
 
@@ -204,7 +204,7 @@ def test_a_looping_turn_is_penalised_or_invalid_as_the_key_says(
 
 def test_planted_loops_that_nobody_looks_for_earn_full_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: with the look cut out, the loop is paid like an answer, and the test above would be red."""
-    monkeypatch.setattr(single_turn, "after_repetition", lambda grade, rollout, rules: grade)
+    monkeypatch.setattr(grading, "after_repetition", lambda grade, rollout, rules: grade)
     graders = graders_of(GradingRules(repetition="penalise"))
     sampling = dataclasses.replace(SAMPLING, max_completion_length=2400)
     (played,) = play(lambda r, c: LOOPS["repetition"], Kit(calculator), sampling=sampling, graders=graders)
@@ -218,7 +218,7 @@ def graders_of(rules: GradingRules) -> Any:
         def score(self, jobs: Any, tell: Any = None) -> list[dict[str, RewardValue]]:
             return [{"rule": RewardValue(1.0, None)} for job in jobs for _ in range(job.size)]
 
-    return single_turn.SingleTurnEnvironment(Pool({"rule": print}), {"rule": 1.0}, rules=rules)
+    return grading.SingleTurnEnvironment(Pool({"rule": print}), {"rule": 1.0}, rules=rules)
 
 
 def test_a_full_context_ends_a_rollout_with_the_turns_it_has() -> None:
@@ -523,23 +523,23 @@ def test_a_request_to_stop_withdraws_completions_and_lets_go_of_all_tools(monkey
 
 def test_a_wait_for_one_tool_is_no_progress_and_its_answer_is() -> None:
     """The watchdog ends a wait without beats: a tool that hangs must not beat, one that answers must."""
-    beats: list[heartbeat.Heartbeat] = []
+    beats: list[signals.Heartbeat] = []
 
     def answer(*_: object) -> str:
-        beats.append(heartbeat.last_heartbeat())
+        beats.append(signals.last_heartbeat())
         return "42"
 
     def hang(*_: object) -> str:
         while sum(box.closed for box in kit.boxes.values()) < 1:
             time.sleep(0.01)
         time.sleep(0.1)  # what the sibling's end had to say is said
-        before = heartbeat.last_heartbeat()
+        before = signals.last_heartbeat()
         time.sleep(3 * tool_rounds._LOOK_S)
         beats.append(before)
-        assert heartbeat.last_heartbeat() is before, "a wait is no progress"
+        assert signals.last_heartbeat() is before, "a wait is no progress"
         return "42"
 
     kit = Kit(lambda rollout: Box(hang if rollout.endswith("/1") else answer))
     play(one_call, kit)
     assert beats[-1].stage == "tools"
-    assert heartbeat.last_heartbeat() is not beats[-1], "its answer was"
+    assert signals.last_heartbeat() is not beats[-1], "its answer was"

@@ -19,12 +19,12 @@ import pytest
 from surefoot.errors import ConfigError, MemoryLimitError, StalledError, StorageError
 from surefoot.run import guardian, watchdog
 from surefoot.run.watchdog import Watchdog
-from surefoot.system import heartbeat
+from surefoot.system import signals
 
 PRELUDE = """
 import ctypes, os, signal, socket, sys, threading, time
 from pathlib import Path
-from surefoot.system import heartbeat
+from surefoot.system import signals
 from surefoot.run.watchdog import Watchdog
 dump = Path(sys.argv[1])
 """
@@ -66,7 +66,7 @@ WAITS = {
 def test_a_wait_that_does_not_end_is_ended_with_its_stage_and_every_stack(tmp_path: Path, wait: str) -> None:
     body = (
         "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-        "def stuck_here():\n    heartbeat.tick('feeding the cat')\n    " + wait + "\n"
+        "def stuck_here():\n    signals.tick('feeding the cat')\n    " + wait + "\n"
         "with Watchdog(0.3, dump=dump, resume='surefoot train --resume x'):\n    stuck_here()\n"
     )
     code, err, dump = ended(body, tmp_path)
@@ -81,7 +81,9 @@ def test_a_wait_that_does_not_end_is_ended_with_its_stage_and_every_stack(tmp_pa
 
 def test_a_pipe_that_nobody_reads_does_not_keep_it_from_ending(tmp_path: Path) -> None:
     """Both pipes are full, and the main thread hangs in a print: the message must not hang there too."""
-    body = "with Watchdog(0.3, dump=dump):\n    heartbeat.tick('printing')\n    while True: print('x' * 1000, flush=True)\n"
+    body = (
+        "with Watchdog(0.3, dump=dump):\n    signals.tick('printing')\n    while True: print('x' * 1000, flush=True)\n"
+    )
     reading, writing = os.pipe()
     with program(body, tmp_path, stdout=writing, stderr=writing) as running:
         os.close(writing)
@@ -165,14 +167,14 @@ def fake_looks(monkeypatch: pytest.MonkeyPatch, dog: Watchdog, naps: list[float]
             return True
         clock[0] += found[1]
         if found[0] in beats:
-            heartbeat.tick("working")
+            signals.tick("working")
         return False
 
     monkeypatch.setattr(dog._closed, "wait", nap)
     monkeypatch.setattr(dog, "_tell_guardian", lambda: None)
     monkeypatch.setattr(dog, "_end", ends.append)
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock[0])
-    heartbeat.tick("working")
+    signals.tick("working")
     dog._watch()
     monkeypatch.undo()
     return ends
@@ -199,7 +201,7 @@ def test_a_slow_disk_is_no_stall_while_the_limit_is_longer(tmp_path: Path) -> No
         "slow, real = [], os.fsync\n"
         "def fsync(fd):\n    slow.append(fd); time.sleep(0.3); real(fd)\n"
         "os.fsync = fsync\n"
-        "with Watchdog(30, dump=dump):\n    heartbeat.tick('saving'); files.atomic_write(dump.with_name('file'), 'text')\n"
+        "with Watchdog(30, dump=dump):\n    signals.tick('saving'); files.atomic_write(dump.with_name('file'), 'text')\n"
         "assert slow\n"
     )
     assert ended(body, tmp_path)[0] == 0
@@ -211,8 +213,8 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
         "now = [time.time()]\n"
         "def wild():\n    now[0] += 3600 * (-1) ** int(now[0]); return now[0]\n"
         "time.time = wild\n"
-        "with Watchdog(5, dump=dump):\n    for _ in range(100): heartbeat.tick('walking'); time.sleep(0.005)\n"
-        "with Watchdog(0.3, dump=dump):\n    heartbeat.tick('sitting'); time.sleep(600)\n"
+        "with Watchdog(5, dump=dump):\n    for _ in range(100): signals.tick('walking'); time.sleep(0.005)\n"
+        "with Watchdog(0.3, dump=dump):\n    signals.tick('sitting'); time.sleep(600)\n"
     )
     code, err, _ = ended(body, tmp_path)
     assert code == 76

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from surefoot.cli import app
 from surefoot.errors import StateError
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.ledger import Ledger, Visit
 from surefoot.storage.run_journal import read_accounting
 

@@ -9,8 +9,8 @@ import pytest
 from surefoot.errors import InvariantError, StateError
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.storage.batches import BatchLog, group_record
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger_records import Visit
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Visit
 
 TASKS = {name: Task(id=name, prompt="?") for name in "abcdef"}
 

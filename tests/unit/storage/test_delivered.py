@@ -10,8 +10,8 @@ import pytest
 from surefoot.errors import InvariantError, StateError
 from surefoot.records import Group, Rollout, Task, Turn
 from surefoot.storage.batches import BatchLog, BatchPosition, group_record
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger_records import Visit
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Visit
 
 TASKS = {f"t{i}": Task(id=f"t{i}", prompt="?") for i in range(9)}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.storage.environment import environment_record
+from surefoot.storage.run_folder import environment_record
 
 
 def test_the_record_is_json_with_the_agreed_fields() -> None:
@@ -24,7 +24,7 @@ def test_the_record_is_json_with_the_agreed_fields() -> None:
 
 def test_torch_is_asked_only_when_it_is_there_or_wanted() -> None:
     code = (
-        "import sys; from surefoot.storage.environment import environment_record as r; a = r();"
+        "import sys; from surefoot.storage.run_folder import environment_record as r; a = r();"
         "assert 'torch' not in sys.modules; assert a['cuda_available'] is None; assert a['torch']"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

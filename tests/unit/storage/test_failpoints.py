@@ -15,8 +15,7 @@ import pytest
 import surefoot
 import surefoot_harness
 from surefoot.errors import ConfigError, InvariantError, NumericsError
-from surefoot.storage import failpoints
-from surefoot.storage.failpoints import NAMES, VARIABLE, failpoint, read_environment, switched_on
+from surefoot.storage.files import NAMES, VARIABLE, failpoint, read_environment, switched_on
 
 PACKAGE = Path(surefoot.__file__).parent
 PACKAGES = (PACKAGE, Path(surefoot_harness.__file__).parent)
@@ -105,7 +104,7 @@ def test_errno_gives_the_disks_own_words() -> None:
 
 def test_sleep_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(failpoints.time, "sleep", slept.append)
+    monkeypatch.setattr("surefoot.storage.files.time.sleep", slept.append)
     switch(f"{POINT}=sleep:2.5")
     failpoint(POINT)
     assert slept == [2.5]
@@ -145,7 +144,7 @@ def run(code: str, variable: str | None) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_variable_is_read_at_import_and_kill_is_kill_9() -> None:
-    code = f"from surefoot.storage.failpoints import failpoint\nfailpoint({POINT!r})\nprint('one')\nfailpoint({POINT!r})\nprint('two')"
+    code = f"from surefoot.storage.files import failpoint\nfailpoint({POINT!r})\nprint('one')\nfailpoint({POINT!r})\nprint('two')"
     killed = run("import functools; print = functools.partial(print, flush=True)\n" + code, f"{POINT}=kill@2")
     assert (killed.returncode, killed.stdout) == (-9, "one\n")
     assert run(code, None).stdout == "one\ntwo\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.errors import StateError
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.run_journal import assert_same_run, resumes
 
 

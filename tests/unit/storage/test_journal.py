@@ -13,7 +13,7 @@ from forgetful_disk import ForgetfulFile
 from journal_mutants import mutations
 
 from surefoot.errors import StateError, StorageError
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.system import journal as frames
 
 RECORDS: list[dict[str, Any]] = [

@@ -12,9 +12,8 @@ from surefoot.config import Config, EngineConfig, EvalSetConfig, RuntimeConfig, 
 from surefoot.config.keys import dump_toml
 from surefoot.config.load import config_from_values
 from surefoot.errors import StateError
-from surefoot.storage import environment
-from surefoot.storage.environment import config_text, environment_record, refuse_hidden
-from surefoot.storage.run_folder import RunFolder
+from surefoot.storage import run_folder
+from surefoot.storage.run_folder import RunFolder, config_text, environment_record, refuse_hidden
 from surefoot.system.text import redact
 
 
@@ -89,6 +88,6 @@ def test_credentials_in_a_table_of_the_config_are_hidden_too(tmp_path: Path) -> 
 
 def test_planted_a_look_at_the_top_only_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        environment, "_kept", lambda value, key: (value, []) if not isinstance(value, str) else (redact(value), [])
+        run_folder, "_kept", lambda value, key: (value, []) if not isinstance(value, str) else (redact(value), [])
     )
     assert config_text(nested(tmp_path)).count("NestedPw") == 5

@@ -13,9 +13,8 @@ from forgetful_disk import ForgetfulFile
 from surefoot.errors import InvariantError, StateError, StorageError
 from surefoot.storage import ledger as ledger_state
 from surefoot.storage import ledger as module
-from surefoot.storage.journal import Journal
-from surefoot.storage.ledger import Lease, LeaseToken, Ledger, Visit
-from surefoot.storage.ledger_records import Dropped, Event, Leased, Pending, Trained
+from surefoot.storage.files import Journal
+from surefoot.storage.ledger import Dropped, Event, Lease, LeaseToken, Ledger, Pending, Trained, Visit
 from surefoot.system.journal import Header
 
 A, B, C, D = (Visit(name, 0) for name in "abcd")
@@ -64,9 +63,9 @@ def test_an_item_goes_from_planned_to_trained(queue: Books) -> None:
     assert ledger.status(A) == Pending()
     lease = lease_one(ledger, until=5)
     assert (lease.item, lease.holder, lease.until) == (A, "w", 5.0)
-    assert ledger.status(A) == Leased(lease)
+    assert ledger.status(A) == lease
     assert ledger.complete([lease]) == ["accepted"]
-    assert ledger.delivered() == [lease]
+    assert ledger.delivered() == [lease._replace(delivered=True)]
     ledger.trained(1, [A])
     assert ledger.status(A) == Trained(1, 0)
     assert (ledger.step, ledger.pending) == (1, 3)
@@ -103,7 +102,7 @@ def test_a_delivered_result_does_not_expire_and_an_overdue_lease_does(queue: Boo
     ledger.complete([first])
     assert ledger.expire(9.99) == []
     assert ledger.expire(10) == [second.item]
-    assert [type(ledger.status(x.item)) for x in (first, second, third)] == [Leased, Pending, Leased]
+    assert [type(ledger.status(x.item)) for x in (first, second, third)] == [Lease, Pending, Lease]
     assert ledger.balance().requeued == {"expired": 1}
 
 
@@ -149,7 +148,7 @@ def test_planted_ledger_that_believes_old_leases_is_caught(monkeypatch: pytest.M
 
     def believing(self: Ledger, lease: Lease) -> Any:
         status = self.status(lease.item)
-        return "accepted" if isinstance(status, Leased) and not status.delivered else real(self, lease)
+        return "accepted" if isinstance(status, Lease) and not status.delivered else real(self, lease)
 
     monkeypatch.setattr(Ledger, "outcome", believing)
     for test in (
@@ -214,7 +213,7 @@ def test_a_new_driver_takes_back_what_was_not_delivered_and_keeps_what_was(queue
     kept, lost, third = lease_one(ledger), lease_one(ledger), lease_one(ledger)
     ledger.complete([kept])
     after = queue.next_driver()
-    assert after.delivered() == [kept]
+    assert after.delivered() == [kept._replace(delivered=True)]
     assert [lease.item for lease in after.lease(9, holder="w")] == [lost.item, third.item, D]
     assert after.balance().requeued == {"restart": 2}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from surefoot.errors import InvariantError, StateError
-from surefoot.storage.journal import Journal
+from surefoot.storage.files import Journal
 from surefoot.storage.ledger import Lease, Ledger, Visit
 from surefoot.system.journal import HEADER_BYTES, Header
 

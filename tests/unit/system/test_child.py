@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from surefoot.system import process
-from surefoot.system.deadline import Deadline
 from surefoot.system.process import Child, descendants, exists, is_alive, start_ticks, temporary_folder, title
+from surefoot.system.signals import Deadline
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 SLEEPS = "import time; print('up', flush=True); time.sleep(600)"

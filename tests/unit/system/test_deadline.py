@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from surefoot.system.deadline import Deadline
+from surefoot.system.signals import Deadline
 
 
 def test_it_counts_down_stops_at_zero_and_is_over_when_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

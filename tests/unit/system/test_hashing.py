@@ -7,8 +7,8 @@ import io
 
 import pytest
 
-from surefoot.system import hashing
-from surefoot.system.hashing import sha256_bytes, sha256_number, sha256_of, sha256_of_file, sha256_of_sized
+from surefoot.system import files
+from surefoot.system.files import sha256_bytes, sha256_number, sha256_of, sha256_of_file, sha256_of_sized
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 """Of "abc", as the standard prints it."""
@@ -23,7 +23,7 @@ def test_text_bytes_pieces_and_files_of_the_same_bytes_are_the_same() -> None:
 
 
 def test_a_file_is_read_in_blocks_to_its_end_or_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashing, "BLOCK", 7)
+    monkeypatch.setattr(files, "BLOCK", 7)
     data = bytes(range(100))
     assert sha256_of_file(io.BytesIO(data)) == hashlib.sha256(data).hexdigest()
     for most in (0, 6, 7, 8, 99, 100, 101):

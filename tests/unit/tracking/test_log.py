@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefoot.errors import NumericsError, StateError, StorageError
-from surefoot.tracking.log import MetricsLog, read_metrics
+from surefoot.tracking.metrics import MetricsLog, read_metrics
 
 
 @settings(max_examples=50, deadline=None)
@@ -111,7 +111,7 @@ def test_half_a_line_is_taken_back_when_the_disk_is_full(tmp_path: Path, monkeyp
     with MetricsLog(path) as log:
         log.log(1, {"loss": 1.0})
         real = os.write
-        monkeypatch.setattr("surefoot.tracking.log.os.write", lambda fd, data: real(fd, data[:5]))
+        monkeypatch.setattr("surefoot.tracking.metrics.os.write", lambda fd, data: real(fd, data[:5]))
         with pytest.raises(StorageError, match="No space left"):
             log.log(2, {"loss": 2.0})
         monkeypatch.undo()

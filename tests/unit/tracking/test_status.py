@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from surefoot.cli import runs
 from surefoot.errors import StateError
-from surefoot.report.status_table import draw
+from surefoot.report.console import draw
 from surefoot.storage.lock import RunLock
-from surefoot.system import heartbeat
-from surefoot.tracking import status
-from surefoot.tracking.status import SILENT_S, RunCondition, StatusBoard, StatusWriter, plain, read_status
+from surefoot.system import signals
+from surefoot.tracking import live
+from surefoot.tracking.live import SILENT_S, RunCondition, StatusBoard, StatusWriter, plain, read_status
 
 NOW = 1_000_000.0
 FLEET = [
@@ -61,7 +61,7 @@ def test_the_writer_keeps_the_file_up_to_date_until_it_is_closed(run: Path) -> N
         board.step(3, {"reward": 0.5, "version": 3.0, "tokens_per_second": 10.0})
         asked.clear()
         assert asked.wait(10), "the thread asks again and again"
-        heartbeat.tick("learning")
+        signals.tick("learning")
     found = json.loads((run / "status.json").read_text())
     assert {"step": 3, "max_steps": 9, "version": 3, "reward": 0.5, "tokens_per_s": 10.0}.items() <= found.items()
     assert (found["ended"], found["phase"]) == (True, "learning")
@@ -98,7 +98,7 @@ def test_a_disk_that_refuses_stops_nobody_and_is_told_once(tmp_path: Path) -> No
 
 
 def test_a_source_that_hangs_does_not_hold_up_the_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(live, "PATIENCE_S", 0.01)
     never, hanging = threading.Event(), threading.Event()
 
     def sources() -> dict[str, Any]:
@@ -119,7 +119,7 @@ def test_numbers_that_are_not_finite_are_left_out_and_never_zero() -> None:
     inf = float("inf")
     assert plain({"a": float("nan"), "b": -inf, "c": 0, "d": None, "e": True}) == {"c": 0, "e": True}
     assert plain([1, "x\x1b[2J", {"deep": [inf]}]) == [1, "x\\x1b[2J", {"deep": [None]}]
-    assert len(plain(list(range(10**5)))) == status.MAX_ITEMS
+    assert len(plain(list(range(10**5)))) == live.MAX_ITEMS
 
 
 def test_few_held_out_answers_are_shown_as_a_count(run: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_damaged_status_is_an_error_and_never_a_guess(run: Path, text: str) ->
 
 
 def test_a_huge_status_is_refused(run: Path) -> None:
-    put(run, "status.json", "1" * (status.MAX_BYTES + 1))
+    put(run, "status.json", "1" * (live.MAX_BYTES + 1))
     with pytest.raises(StateError, match="more than"):
         read_status(run, alive=True)
 
@@ -203,7 +203,7 @@ def test_what_is_no_run_is_an_error_by_name(tmp_path: Path) -> None:
 
 def test_planted_belief_in_the_file_alone_is_seen(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Teeth: a killed run leaves a fresh file; who believes it calls a dead run alive."""
-    real = status.read_status
+    real = live.read_status
     monkeypatch.setitem(globals(), "read_status", lambda run, alive, now: real(run, alive=None, now=now))
     with pytest.raises(AssertionError):
         test_the_state_follows_the_lock_then_the_verdict_then_the_age(run, *CASES[3])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from surefoot.records import LENGTH, Group, Rollout, Task, Turn
-from surefoot.tracking.summary import group_metrics
+from surefoot.tracking.metrics import group_metrics
 
 
 def test_rewards_are_averaged_over_verdicts_and_groups_told_apart(make_group: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surefoot.tracking.text import duration, number, printable, size
+from surefoot.system.text import duration, number, printable, size
 
 
 @given(st.text())

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.tracking import timeline as module
-from surefoot.tracking.timeline import MAX_OF_TRACK, MAX_SPANS, Timeline, add, read_timeline, span
+from surefoot.tracking import live as module
+from surefoot.tracking.live import MAX_OF_TRACK, MAX_SPANS, Timeline, add, read_timeline, span
 
 
 class Clock:

@@ -32,9 +32,8 @@ from surefoot_harness.bisect.repository import (
 )
 from surefoot_harness.bisect.tester import AbortError, Tester
 from surefoot_harness.errors import ConfigError, StoppedError
-from surefoot_harness.git import root_of, run_git
 from surefoot_harness.own_command import own_name
-from surefoot_harness.system.git import OwnPrograms, own_programs
+from surefoot_harness.system.git import OwnPrograms, own_programs, root_of, run_git
 from surefoot_harness.tables import table
 
 # -- What has to hold before the tree is touched; each refusal says how to mend it (exit 2) -------

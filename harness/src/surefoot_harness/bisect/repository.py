@@ -21,8 +21,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from surefoot_harness.errors import ConfigError, StateError, StoppedError
-from surefoot_harness.git import run_git
-from surefoot_harness.system.git import GitError, OwnPrograms, git_call, own_programs
+from surefoot_harness.system.git import GitError, OwnPrograms, git_call, own_programs, run_git
 from surefoot_harness.system.process import Child
 
 SETTINGS = ("submodule.recurse=true", "fetch.recurseSubmodules=on-demand", "advice.detachedHead=false")

@@ -38,8 +38,8 @@ from surefoot_harness.bisect.options import BisectOptions
 from surefoot_harness.bisect.repository import BAD, GOOD, SKIP, Repository, Stop
 from surefoot_harness.bisect.selfcopy import OURS
 from surefoot_harness.errors import StateError
-from surefoot_harness.git import GitError
-from surefoot_harness.system.hashing import sha256_number, sha256_of
+from surefoot_harness.system.files import sha256_number, sha256_of
+from surefoot_harness.system.git import GitError
 
 # -- The environment of a commit: rebuilt when what it depends on changed, kept when it did not ---
 # Owns       virtual environments under `--venv-cache`, one per content of the lock and dependency files.

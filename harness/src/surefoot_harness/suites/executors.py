@@ -19,8 +19,8 @@ from typing import Protocol
 from surefoot_harness.errors import ConfigError, StateError
 from surefoot_harness.files import write_atomic
 from surefoot_harness.own_command import own_name
-from surefoot_harness.system.deadline import Deadline
 from surefoot_harness.system.process import Child
+from surefoot_harness.system.signals import Deadline
 
 KEPT_BYTES = 64 * 1024
 """Of a log's end, what `fetch` returns at most."""

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot_harness import git
 from surefoot_harness.errors import ConfigError, StateError
 from surefoot_harness.files import read_json
+from surefoot_harness.system import git
 from surefoot_harness.system.files import atomic_file
 
 # -- TensorBoard event files as bytes: read record by record, replace text of equal length, keep the checksums right

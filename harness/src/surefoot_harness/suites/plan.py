@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot_harness import git
 from surefoot_harness.errors import StateError
 from surefoot_harness.files import read_json, write_atomic, write_json
 from surefoot_harness.suites.manifest import DEFAULT_COMMAND, Recipe, Suite
-from surefoot_harness.system.files import atomic_folder
-from surefoot_harness.system.hashing import sha256_of
+from surefoot_harness.system import git
+from surefoot_harness.system.files import atomic_folder, sha256_of
 
 # -- A copy of the code that runs: named by commit and dirty hash, whole or not there, never other code than it says
 # Owns       FOLDER/COMMIT[-DIRTY]/ and the record beside it, FOLDER/COMMIT[-DIRTY].json.

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from surefoot_harness import git
 from surefoot_harness.errors import ConfigError, SurefootError
 from surefoot_harness.own_command import own_name
 from surefoot_harness.suites.manifest import Recipe, Suite, find_suites, load_suite
 from surefoot_harness.suites.plan import gpu_hours
+from surefoot_harness.system import git
 from surefoot_harness.verdict import Verdict
 
 # -- Recipe names: `algo-model-NnMg-strategy[-modifiers][-long][.vN]`, parsed and put together again

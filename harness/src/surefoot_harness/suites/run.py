@@ -60,7 +60,7 @@ from surefoot_harness.suites.verdicts import (
     worst_exit,
     write_verdict,
 )
-from surefoot_harness.system.deadline import Deadline
+from surefoot_harness.system.signals import Deadline
 
 Say = Callable[[str], None]
 _SLICE_S = 0.5

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from surefoot_harness import git
 from surefoot_harness.errors import ConfigError, StateError
 from surefoot_harness.own_command import own_name
 from surefoot_harness.suites import verdicts
@@ -29,6 +28,7 @@ from surefoot_harness.suites.run import (
     settings_from_env,
     watch_interval,
 )
+from surefoot_harness.system import git
 from surefoot_harness.tables import table
 from surefoot_harness.verdict import Verdict
 

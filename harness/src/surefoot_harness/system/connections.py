@@ -4,7 +4,7 @@ Promises   one rule for every server that we ask: a key goes over https, or stay
            user name or password in it is seen as such, however it is written.
 Never      looks a name up: whoever answers for names must not decide where a key goes.
 
-Read next: `engines/http_client.py` and `tools/mcp/servers.py`, which refuse by it.
+Read next: `engines/openai.py` and `tools/mcp/servers.py`, which refuse by it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Promises   a variable that is neither on the list nor named is absent: from the 
            pattern (HF_TOKEN not by `HF_*`), only by its own name; a lookup of a withheld variable is remembered.
 Never      clears what a fork shares of our memory: a reward file that read a variable when it was imported has it.
 
-Read next: `text.py`, which names are secret; `rewards/fork_server.py`, the fork.
+Read next: `text.py`, which names are secret; `rewards/workers.py`, the fork.
 """
 
 from __future__ import annotations

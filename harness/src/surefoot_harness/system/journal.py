@@ -8,7 +8,7 @@ Never      returns other data than was written, takes an unreadable file for a n
 
     begin(file, record) --> append(record) --> [header][frame][frame][frame]... --> open(path).records()
 
-The ledger and the batches of a run (`storage/journal.py`), cassettes (`tools/recording_file.py`) and what tests track
+The ledger and the batches of a run (`storage/files.py`), cassettes (`tools/recording_file.py`) and what tests track
 (`harness/tracker/tracker.py`) are files of this one format.
 """
 

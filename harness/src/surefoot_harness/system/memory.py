@@ -1,4 +1,4 @@
-"""Keep freed memory for the next step instead of giving it back to the system.
+"""The memory of this process: what is freed is kept for the next step; and how much a reward's process may take.
 
 Every step allocates the same activations again. By default the C library returns large blocks at
 once, and the next step pays for fresh, zeroed pages: about a tenth of a training step on a CPU. After two
@@ -86,7 +86,7 @@ def importing() -> Iterator[None]:
 # MemoryError with a line number. Outside, the nursery adds up what a worker and all its
 # descendants really hold, shared mappings too.
 # Promises   memory that a worker shares with the driver since its birth is never held against it.
-# Never      ends a process; `rewards/fork_server.py` does.
+# Never      ends a process; `rewards/workers.py` does.
 #
 # Both halves need Linux (/proc); elsewhere there is no cap. Pages that nobody has mapped (a file in
 # /dev/shm) are not seen. Resident sizes are read twenty times a second for every worker, so they come from /proc (10 us

@@ -1,6 +1,6 @@
-"""Asked to stop: which signals ask, and where the work may be left.
+"""Where the work is, how long it may take, whether it may be left: heartbeats, deadlines, signals that ask for a stop.
 
-Owns       SIGINT, SIGTERM, SIGUSR1 and SIGHUP while it is entered, and SIGALRM once a stop was asked for.
+Owns       SIGINT, SIGTERM, SIGUSR1 and SIGHUP while `StopSignals` is entered, and SIGALRM once a stop was asked for.
 Promises   the first request never interrupts a phase that has to be finished (a save), and leaves every other phase
            after its grace; a second SIGINT leaves at once; when the work does not let go (a computation of minutes
            that no signal reaches) the process ends with 75 all the same, `limit_s` after the request at the latest.
@@ -19,8 +19,7 @@ Entering an abandonable phase raises at once when a stop was asked for before; l
 finished, within the grace.
 A second SIGINT within a quarter of a second of the first is the same key press, forwarded by a wrapper.
 
-Read next: `signals.py`, for work that does not let go; `signals.py`, before and after a run;
-`run/watchdog.py`, for work that stopped by itself.
+Read next: `run/watchdog.py`, for work that stopped by itself.
 """
 
 from __future__ import annotations
@@ -34,14 +33,74 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from surefoot_harness.errors import InputError, InvariantError, StoppedError
-from surefoot_harness.system import heartbeat
 
-if TYPE_CHECKING:
-    pass
+# -- How much time is left -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A time limit that begins now.
+
+    Example:
+        >>> deadline = Deadline(60)
+        >>> deadline.expired, 59 < deadline.left <= 60, Deadline(0).expired, Deadline(-1).left
+        (False, True, True, 0.0)
+    """
+
+    seconds: float
+    """How long, from when this was made."""
+    ends: float = field(init=False)
+    """In seconds of `time.monotonic`, for what takes a moment."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ends", time.monotonic() + self.seconds)
+
+    @property
+    def left(self) -> float:
+        """Seconds until it is over, never below 0."""
+        return max(0.0, self.ends - time.monotonic())
+
+    @property
+    def expired(self) -> bool:
+        """Whether it is over."""
+        return time.monotonic() >= self.ends
+
+
+# -- Where this process is, and when it last got ahead: one word and one moment, for the watchdog --
+# Whoever does a long piece of work beats after every part of it. A beat costs less than a microsecond, takes no lock
+# and never fails; a wait that does not end is a wait without beats, and `run.watchdog` ends it.
+
+
+class Heartbeat(NamedTuple):
+    """What was last said: the stage, in words that complete "stuck while ...", and when, on the monotonic clock."""
+
+    stage: str
+    moment: float
+
+
+OUTSIDE = "in the caller's own code, between two steps"
+"""A stage that is no stall, however long it lasts: the run waits for whoever steps it."""
+
+_last = Heartbeat("starting", time.monotonic())
+
+
+def tick(stage: str) -> None:
+    """Something was done; `stage` says what is being done next."""
+    global _last
+    _last = Heartbeat(stage, time.monotonic())
+
+
+def last_heartbeat() -> Heartbeat:
+    """The newest beat of this process."""
+    return _last
+
+
+# -- Asked to stop ---------------------------------------------------------------------------------
 
 
 # -- The end of a process that was asked to stop and did not --------------------------------------
@@ -225,7 +284,7 @@ class Phase:
     def __enter__(self) -> Phase:
         if self._abandonable:
             self._stop.check()
-        heartbeat.tick(self.name)
+        tick(self.name)
         self._outer = self._stop.current
         self._stop.current = self  # a signal that arrives now finds either the outer phase or this one, whole
         if self._stop.asked:
@@ -249,7 +308,7 @@ class Phase:
         self._stop.current = self._outer
         if self.sealed:
             self._stop.sealed_until = time.monotonic()
-        heartbeat.tick(f"going on after {self.name}" if self._outer is None else self._outer.name)
+        tick(f"going on after {self.name}" if self._outer is None else self._outer.name)
         if error is None:
             self._stop.settle()
         elif isinstance(error, InputError | OSError) and self._abandonable and self._stop.asked:

@@ -1,4 +1,4 @@
-"""Text from anywhere, made safe to keep and to show: secrets out, control characters spelled out; and bars.
+"""Text from anywhere, made safe to keep and to show: secrets out, control characters spelled out; numbers in words.
 
 Owns       what counts as a secret: values of variables whose names say so, credentials in addresses, authorization
            headers, named values such as `password="..."`, and well-known shapes of keys.
@@ -18,6 +18,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 HIDDEN = "***"
@@ -233,3 +234,50 @@ def _encodable(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+# -- Numbers, times and paths as people read them --------------------------------------------------
+
+
+def number(value: float) -> str:
+    """Four significant digits for the screen; the log keeps them all."""
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:.4g}"
+    return f"{value:.1e}"
+
+
+def duration(seconds: float) -> str:
+    """`45s`, `3m 05s`, `2h 10m`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def size(count: float) -> str:
+    """Bytes in the largest unit that keeps a digit before the point."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def counted(count: int, thing: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{count} {thing}{'' if count == 1 else 's'}"
+
+
+def python_call(function: str, run: Path, arguments: Sequence[str]) -> str:
+    """What to write in Python about a run: `surefoot.evaluate("runs/1", tasks=rows)`."""
+    return f"surefoot.{function}({', '.join([json.dumps(str(run), ensure_ascii=False), *arguments])})"
+
+
+def shown_path(path: Path) -> str:
+    """Relative to the current folder where it lies inside it."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

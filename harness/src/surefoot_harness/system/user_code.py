@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from surefoot_harness.errors import RewardError
-from surefoot_harness.system.hashing import sha256_of
+from surefoot_harness.system.files import sha256_of
 
 _DIGESTS: dict[str, str] = {}
 """SHA-256 of each file as it was run, by the name of its module."""

@@ -141,7 +141,7 @@ def _scrape(node: Mapping[str, Any]) -> str | None:
     import http.client  # slow to load, and few sessions have a cluster
 
     from surefoot_harness.system.connections import DeadlineConnection
-    from surefoot_harness.system.deadline import Deadline
+    from surefoot_harness.system.signals import Deadline
 
     try:
         host, port = str(node.get("NodeManagerAddress")), int(str(node.get("MetricsExportPort")))

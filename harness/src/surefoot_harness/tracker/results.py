@@ -28,7 +28,7 @@ from typing import Any
 
 from surefoot_harness.errors import StateError
 from surefoot_harness.files import make_unseen, read_json, write_json
-from surefoot_harness.git import GitError, git, head, root_of
+from surefoot_harness.system.git import GitError, git, head, root_of
 from surefoot_harness.tracker.memory import gpu_names
 from surefoot_harness.tracker.tracker import SUFFIX, JournalWriter, read_journals
 

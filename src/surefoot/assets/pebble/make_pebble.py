@@ -31,10 +31,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from surefoot.data.builtin import SUMS_LIMIT, sums_tasks
 from surefoot.data.heldout import is_heldout
+from surefoot.data.sources import SUMS_LIMIT, sums_tasks
 from surefoot.records import Task
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 
 PAD, UNK, END = "<|pad|>", "<|unk|>", "<|end|>"
 ROLES = ("system", "user", "assistant", "tool")

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from surefoot.assets.pebble.make_pebble import END, IGNORED, PolicyRecipe, TeachingStage, make
 from surefoot.assets.pebble.make_pebble import make_tokenizer as make_pebble_tokenizer
-from surefoot.data.builtin import CALCULATOR, DIGITS, KINDS, TOTAL, errands_tasks
+from surefoot.data.sources import CALCULATOR, DIGITS, KINDS, TOTAL, errands_tasks
 from surefoot.records import Task
 
 OPENING, MIDDLE, CLOSING = '<tool_call>{"name": "', '", "arguments": {"expression": "', '"}}</tool_call>'

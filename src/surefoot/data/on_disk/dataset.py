@@ -25,7 +25,7 @@ from typing import Any, overload
 from surefoot.data.files import SUFFIXES, RowProblem, of_known_kind
 from surefoot.data.heldout import is_heldout, refuse_empty_side, side_key
 from surefoot.data.lru import MISS, LRUCache
-from surefoot.data.on_disk.build import Form, bad_rows_error, build_index, changed
+from surefoot.data.on_disk.build import Form, RowFile, bad_rows_error, build_index, changed, spool_parquet, spool_rows
 from surefoot.data.on_disk.index import (
     AllRows,
     RowList,
@@ -37,11 +37,9 @@ from surefoot.data.on_disk.index import (
     store_rows,
     unreadable,
 )
-from surefoot.data.on_disk.rows import RowFile, spool_parquet, spool_rows
 from surefoot.errors import ConfigError, StateError, TaskError
 from surefoot.records import Task
-from surefoot.system.files import storage_error
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of, storage_error
 
 HIDDEN = ".surefoot"
 """The folder beside a task file that holds its index; it may be removed at any time."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from surefoot.errors import StateError, TaskError
-from surefoot.system.hashing import sha256_number, sha256_of, sha256_of_file
+from surefoot.system.files import sha256_number, sha256_of, sha256_of_file
 
 MAGIC = b"SFTASKS1"
 VERSION = 1

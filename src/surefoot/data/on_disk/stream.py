@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from surefoot.data.content import Content, task_content
 from surefoot.data.heldout import (
     HeldoutLeakError,
     How,
@@ -34,12 +33,12 @@ from surefoot.data.near_duplicates import RULES, THRESHOLD, ComparedText, Likely
 from surefoot.data.on_disk.dataset import StreamingDataset
 from surefoot.data.on_disk.index import store_rows
 from surefoot.data.order import IndexStream
-from surefoot.data.tasks import HeldoutGate, canonical, fingerprint
+from surefoot.data.tasks import Content, HeldoutGate, canonical, fingerprint, task_content
 from surefoot.errors import TaskError
 from surefoot.records import Task
 from surefoot.storage.files import write_json
-from surefoot.system.hashing import sha256_of
-from surefoot.system.heartbeat import tick
+from surefoot.system.files import sha256_of
+from surefoot.system.signals import tick
 
 _CHECKED_AT_ONCE = 1000
 

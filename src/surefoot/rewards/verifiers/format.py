@@ -1,11 +1,9 @@
-"""The checks of form that a task may ask for, each with a way to break it.
+"""Whether a completion has the form that a task asks for: the checks, each with a way to break it, read from the task.
 
 Owns       one entry per check: when it holds, and how a text can be made to fail it.
 Promises   time grows with the length of the text; a hostile text (deep JSON, a million brackets) fails a check, it
            never raises.
 Never      looks at what a text means.
-
-Read next: `format.py`, which reads them out of a task.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers as people write them, read exactly: no float, no guess, no evaluation.
+"""Whether a mathematical answer equals the gold answer; numbers are read exactly: no float, no guess, no evaluation.
 
 Owns       what counts as a number that is written out: sign, thousands, fraction, percent, power of ten, unit.
 Promises   two readings are compared as fractions; a text that is anything but one number is None.

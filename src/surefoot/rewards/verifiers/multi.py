@@ -1,4 +1,4 @@
-"""A judge by function, and how to show it a completion without letting the completion speak for itself.
+"""`MultiVerifier`: one answer, one problem, the verifier that the problem names; a judge by function is one of them.
 
 Promises   a fence's name depends on the text inside, so that no text can close its own fence.
 """
@@ -22,7 +22,7 @@ from surefoot.rewards.pool import RewardJob, RewardPool
 from surefoot.rewards.verifiers import choice, code, format
 from surefoot.rewards.verifiers import math as verify_math
 from surefoot.rewards.verifiers.final_answer import tagged_answer, text_of
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 
 Judge = Callable[[Mapping[str, Any], str], float | None]
 """`judge(problem, answer)`: 0.0 to 1.0, or None for no verdict."""

@@ -34,7 +34,7 @@ from surefoot.runtime.specs import (
     WorkerSpec,
     open_weights,
 )
-from surefoot.system import heartbeat
+from surefoot.system.signals import last_heartbeat
 
 if TYPE_CHECKING:
     from surefoot.learner.grpo import GRPOLearner
@@ -66,7 +66,7 @@ class ReplicaActor:
 
     async def ping(self) -> dict[str, Any]:
         """A sign of life, and how far the work is."""
-        return {"in_flight": self.in_flight, "progress": heartbeat.last_heartbeat().moment}
+        return {"in_flight": self.in_flight, "progress": last_heartbeat().moment}
 
 
 class EngineActor(ReplicaActor):

@@ -28,8 +28,7 @@ from surefoot.runtime.ray.transport import RayReplica, find_replica, make_actor,
 from surefoot.runtime.replicas import ReplicaLostError
 from surefoot.runtime.specs import LearnerSpec, PolicyFacts, ProcessSpec
 from surefoot.system.connections import interface_of
-from surefoot.system.deadline import Deadline
-from surefoot.system.heartbeat import tick
+from surefoot.system.signals import Deadline, tick
 
 
 class LearnerProcesses(NamedTuple):

@@ -33,7 +33,7 @@ from surefoot.runtime.specs import EngineSpec, LearnerSpec, PolicyFacts, Process
 from surefoot.runtime.threads import EventLoopThread
 from surefoot.runtime.weights import Publisher
 from surefoot.system.environment import withheld
-from surefoot.system.heartbeat import tick
+from surefoot.system.signals import tick
 
 if TYPE_CHECKING:
     from surefoot.runtime.ray.learner_group import LearnerProcesses

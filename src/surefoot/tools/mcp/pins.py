@@ -18,7 +18,7 @@ from typing import Any
 
 from surefoot.errors import ToolError
 from surefoot.protocols import ToolSpec
-from surefoot.system.hashing import sha256_of
+from surefoot.system.files import sha256_of
 from surefoot.tools.mcp.servers import Server
 from surefoot.tools.schema import MAX_SCHEMA_BYTES
 from surefoot.tools.text import shown
