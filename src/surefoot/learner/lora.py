@@ -380,7 +380,8 @@ class Adapter:
         manifest = verify_folder(folder, unread="training/")
         self.refuse_other_base(manifest)
         own = self.tensors()
-        values = read_tensors(manifest.path(WEIGHTS), {name: Spec.of(value) for name, value in own.items()})
+        rows = None if self.ranks.size == 1 else self.ranks.rows
+        values = read_tensors(manifest.path(WEIGHTS), {name: Spec.of(value) for name, value in own.items()}, rows)
         _refuse_other_scale(manifest, self.config())
         for name, value in values.items():
             if not bool(value.isfinite().all()):

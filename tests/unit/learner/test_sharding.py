@@ -224,6 +224,10 @@ def check_resumed(folder: Path, *, close: float = CLOSE) -> None:
     for saved, on in (("1", "2"), ("1", "3"), ("2", "1"), ("2", "3")):
         assert apart(folder, "ended-1", f"saved-{saved}-on-{on}") <= close, f"saved on {saved}, resumed on {on}"
     assert apart(folder, "ended-2", "saved-2-on-2-first_rows") > close, "planted: the wrong rows of what was saved"
+    read = {rank: json.loads((folder / f"entries-3-{rank}.json").read_text())[0] for rank in range(3)}
+    whole = json.loads((folder / "entries-1-0.json").read_text())[0]
+    assert max(read.values()) < 0.5 * whole, "each reads its own rows"
+    assert sum(read.values()) >= whole
 
 
 @pytest.mark.nightly
