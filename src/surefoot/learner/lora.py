@@ -249,15 +249,15 @@ class Adapter:
             return
         merged = {f"{name}.weight" for name in (*self._layers, *self._packed)}
         saved = {_plain_name(name) for name in self.trained if _SAVED in name}
-        copies: Named = {}
+        copies, room = Named(), 0
         for name in self._order:
             if self.ranks.size > 1 or name in merged | saved:
                 value = self._gathered(name)
                 self._dtypes[name] = value.dtype
                 copies |= {name: value.clone()} if self.ranks.index == 0 else {}
-        weights = [self.ranks.here(layer.base_layer.weight) for layer in self._layers.values()]
-        largest = max(weight.numel() for weight in weights)
-        self._scratch = torch.empty(largest, dtype=torch.float32, device=weights[0].device)
+                room = max(room, value[self.ranks.rows(len(value))].numel() if name in merged else 0)
+        device = next(iter(self.trained.values())).device
+        self._scratch = torch.empty(room, dtype=torch.float32, device=device)
         self._copies = copies
 
     def _gathered(self, name: str) -> Tensor:
