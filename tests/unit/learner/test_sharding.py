@@ -120,7 +120,18 @@ def test_two_ranks_step_as_one_does_in_every_mode(prepare: Callable[..., Path], 
         ("qwen2", {"microbatch_size": 0, "max_grad_norm": 0.0, "weight_decay": 0.1}),
         ("llama", {"mask_truncated": True, "loss": {"loss_type": "grpo"}}),
     ],
-    ids=str,
+    ids=[
+        "qwen3",
+        "adapter_reference",
+        "adapter_rank_1",
+        "channels",
+        "channels_adapter",
+        "sgd",
+        "adapter_whole_modules",
+        "reference",
+        "qwen2",
+        "grpo",
+    ],
 )
 def test_one_two_three_and_four_ranks_are_one_learner(
     prepare: Callable[..., Path], kind: str, settings: dict[str, Any]
