@@ -223,6 +223,24 @@ def test_planted_rank_with_other_weights_is_refused_before_anything_is_cut(tmp_p
     assert not run.run.exists(), "a start that is refused leaves no folder behind"
 
 
+UNMERGED = """
+import sys
+if "surefoot.run.learner_rank" in sys.orig_argv:
+    from surefoot.learner import sharding
+    real = sharding.RankGroup.as_whole
+    def as_whole(self, part, like):
+        return real(self, part if like.requires_grad else self.here(like), like)
+    sharding.RankGroup.as_whole = as_whole
+"""
+
+
+def test_an_adapter_that_one_rank_does_not_merge_is_seen_by_the_next_sync(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(UNMERGED)
+    code, said = Under(tmp_path, "max_steps=6", "lora.rank=4", "learning_rate=3e-3", path=tmp_path).end()
+    assert code == 78, said
+    assert "probe" in said
+
+
 def test_ranks_end_with_a_driver_that_is_killed_and_the_next_run_clears_up_behind_it(tmp_path: Path) -> None:
     place = tmp_path / "temporary"
     place.mkdir()

@@ -16,7 +16,7 @@ from learner_kit import make
 from transformers import AutoModelForCausalLM
 
 from surefoot.errors import InvariantError, NumericsError
-from surefoot.learner import auxiliary_losses, grpo, lora, sharding, tensor_file
+from surefoot.learner import auxiliary_losses, checkpoint, grpo, lora, sharding, tensor_file
 from surefoot.learner.auxiliary_losses import AuxiliaryLossSettings, make_auxiliary_losses
 from surefoot.learner.lora import LoraSettings
 from surefoot.learner.sharding import OneRank, RankGroup, deal
@@ -79,7 +79,8 @@ def _move_adapter(learner: Any) -> None:
     with torch.no_grad():
         for name, value in sorted(learner.adapter.tensors().items()):
             if "lora_B" in name:
-                learner.ranks.put(value, 0.02 * torch.randn(value.shape, generator=draw))
+                moved = 0.02 * torch.randn(value.shape, generator=draw)
+                learner.ranks.put(value, moved[learner.ranks.rows(len(moved))])
     learner.adapter.restored()
 
 
@@ -150,11 +151,22 @@ def _third_pass(learner: Any, samples: list[TrainSample], path: Path) -> None:
 def resume(folder: Path, ranks: OneRank | None, tag: str) -> None:
     """Each checkpoint that `save` left, and the third pass from it; first a step elsewhere, which has to be undone."""
     samples = read_samples(folder)
+    entries: list[int] = []
+    real = checkpoint.read_tensors
+
+    def counted(path: Path, expected: Any, rows: Any = None) -> Any:
+        found = real(path, expected, rows)
+        if path.name == "optimiser.safetensors":
+            entries.append(sum(value.numel() for value in found.values()))
+        return found
+
+    checkpoint.read_tensors = counted
     for saved in [folder / f"saved-{size}" for size in (1, 2)]:
         learner = learner_of(folder, ranks)
         learner.learn(samples)
         assert learner.load(saved / "step_2") == {"note": "x"}
         _third_pass(learner, samples, folder / f"{saved.name}-on-{tag}.safetensors")
+    (folder / f"entries-{tag}-{learner.ranks.index}.json").write_text(json.dumps(entries))
 
 
 def moved(folder: Path, ranks: OneRank | None, tag: str) -> None:
@@ -308,8 +320,8 @@ def _all_at_once() -> None:
 
 def _own_moments() -> None:
     """Resumed, every rank takes the first rows of the optimiser's memory."""
-    real = RankGroup.part
-    RankGroup.part = lambda self, value: value[: len(real(self, value))] if value.dim() else value  # type: ignore[method-assign]
+    real = RankGroup.rows
+    RankGroup.rows = lambda self, length: slice(0, len(range(length)[real(self, length)]))  # type: ignore[method-assign]
 
 
 def _not_gathered() -> None:

@@ -27,6 +27,7 @@ from surefoot.errors import StateError
 from surefoot.learner import lora
 from surefoot.learner.memory import MAX_SPLITS
 from surefoot.learner.optimizer import moments_of
+from surefoot.learner.sharding import OneRank
 from surefoot.learner.tensor_file import DTYPES, Spec, check_fits, read_header, read_tensors, take_part, write_tensors
 from surefoot.protocols import ParameterUpdates
 from surefoot.storage.checkpoints import SCHEMA, older_format
@@ -147,8 +148,7 @@ def restore(learner: GRPOLearner, state: TrainingState) -> None:
         learner.optimiser.state.clear()
         for name, parameter in learner.trained().items():
             if name in state.moments:
-                kept = {key: learner.ranks.part(value) for key, value in state.moments[name].items()}
-                learner.optimiser.state[parameter] = _on_device(kept, parameter.device)
+                learner.optimiser.state[parameter] = _on_device(state.moments[name], parameter.device)
     learner._old = {key: value.detach().to(learner.device, copy=True) for key, value in state.old.items()}
     learner._version, learner._pushes, learner._kl_seen = state.version, state.pushes, state.kl_seen
     learner.checked_tokens, learner.parameter_updates = state.checked_tokens, state.parameter_updates
@@ -164,18 +164,20 @@ def check_state(learner: GRPOLearner, state: TrainingState) -> None:
         raise _misfit(f"it was saved with the channels {sorted(state.idle)}, this run has {sorted(_idle(learner))}")
     if not 0 <= state.splits <= MAX_SPLITS:
         raise _misfit(f"it halved its microbatches {state.splits} times, no run does so more than {MAX_SPLITS} times")
-    _check_tensors("weights", state.weights, _specs(_saved(learner)))
+    cut = learner.ranks.rows
+    _check_tensors("weights", state.weights, _specs(_saved(learner), cut))
     _check_masters(learner, state)
     if (learner.reference is None) != (state.reference is None):
         has, has_not = ("the state", "this run") if learner.reference is None else ("this run", "the state")
         raise _misfit(f"{has} has a reference model (beta > 0), {has_not} has none")
     if learner.reference is not None and state.reference is not None:
-        _check_tensors("reference", state.reference, _specs(weights_of(learner.reference)))
+        _check_tensors("reference", state.reference, _specs(weights_of(learner.reference), cut))
     parameters = learner.wholes()
     if unknown := sorted(state.moments.keys() - parameters):
         raise _misfit(f"the optimiser state has {len(unknown)} parameters that the model has not, first {unknown[0]!r}")
     for name, kept in state.moments.items():
-        _check_tensors(f"optimiser state of {name}", kept, moment_specs(learner.optimiser, parameters[name]))
+        specs = {key: _of_rows(spec, cut) for key, spec in moment_specs(learner.optimiser, parameters[name]).items()}
+        _check_tensors(f"optimiser state of {name}", kept, specs)
         if (steps := float(kept.get("step", 0.0))) < 0 or steps % 1:
             raise _misfit(f"the optimiser state of {name} counts {steps} steps")
     for (group, index), value in state.old.items():
@@ -185,7 +187,7 @@ def check_state(learner: GRPOLearner, state: TrainingState) -> None:
 
 def _check_masters(learner: GRPOLearner, state: TrainingState) -> None:
     """The masters are there where this run needs them, and the weights are the masters, rounded."""
-    expected = {} if learner.masters is None else _specs(learner.masters.tensors)
+    expected = {} if learner.masters is None else _specs(learner.masters.tensors, learner.ranks.rows)
     _check_tensors("masters", state.masters or {}, expected)
     for name, master in (state.masters or {}).items():
         if not torch.equal(master.to(state.weights[name].dtype), state.weights[name]):
@@ -350,8 +352,17 @@ def _stepped(learner: GRPOLearner) -> Iterator[tuple[str, Any]]:
             yield name, parameter
 
 
-def _specs(tensors: Mapping[str, Tensor]) -> dict[str, Spec]:
-    return {name: Spec.of(value) for name, value in tensors.items()}
+def _specs(tensors: Mapping[str, Tensor], rows: Callable[[int], slice] | None = None) -> dict[str, Spec]:
+    """Of whole tensors; of those rows of each, where only they were read."""
+    whole = {name: Spec.of(value) for name, value in tensors.items()}
+    return whole if rows is None else {name: _of_rows(spec, rows) for name, spec in whole.items()}
+
+
+def _of_rows(spec: Spec, rows: Callable[[int], slice]) -> Spec:
+    if not spec.shape:
+        return spec
+    length, *others = spec.shape
+    return Spec(spec.dtype, (len(range(length)[rows(length)]), *others))
 
 
 def _check_tensors(what: str, found: Mapping[str, Tensor], expected: Mapping[str, Spec]) -> None:
@@ -423,7 +434,7 @@ def load_training_checkpoint(learner: GRPOLearner, folder: Path) -> LoadedCheckp
     manifest = _verified(learner.net, folder)
     record = _read_record(manifest)
     expected = _expected(learner, manifest, record)
-    state = _read_state(manifest, record, expected)
+    state = _read_state(manifest, record, expected, learner.ranks)
     restore(learner, state)
     return LoadedCheckpoint(record["step"], state.version, record["extra"])
 
@@ -553,10 +564,14 @@ def _old_rows(path: Path, record: Mapping[str, Any]) -> list[tuple[str, int, int
     return [(row[0], row[1], row[2]) for row in rows]
 
 
-def _read_state(manifest: Manifest, record: Mapping[str, Any], expected: Expected) -> TrainingState:
+def _read_state(manifest: Manifest, record: Mapping[str, Any], expected: Expected, ranks: OneRank) -> TrainingState:
+    """Of several ranks, each reads its own rows: no machine has to hold as many checkpoints as it has ranks."""
     for name, specs in expected.items():  # all headers before the first tensor
         check_fits(manifest.path(name), read_header(manifest.path(name)), specs)
-    tensors = {name: read_tensors(manifest.path(name), specs) for name, specs in expected.items()}
+    tensors = {
+        name: read_tensors(manifest.path(name), specs, None if name == OLD or ranks.size == 1 else ranks.rows)
+        for name, specs in expected.items()
+    }
     return TrainingState(
         version=record["version"], pushes=record["pushes"], kl_seen=record["kl_seen"],
         checked_tokens=record["checked_tokens"],

@@ -249,15 +249,15 @@ class Adapter:
             return
         merged = {f"{name}.weight" for name in (*self._layers, *self._packed)}
         saved = {_plain_name(name) for name in self.trained if _SAVED in name}
-        copies: Named = {}
+        copies, room = Named(), 0
         for name in self._order:
             if self.ranks.size > 1 or name in merged | saved:
                 value = self._gathered(name)
                 self._dtypes[name] = value.dtype
                 copies |= {name: value.clone()} if self.ranks.index == 0 else {}
-        weights = [self.ranks.here(layer.base_layer.weight) for layer in self._layers.values()]
-        largest = max(weight.numel() for weight in weights)
-        self._scratch = torch.empty(largest, dtype=torch.float32, device=weights[0].device)
+                room = max(room, value[self.ranks.rows(len(value))].numel() if name in merged else 0)
+        device = next(iter(self.trained.values())).device
+        self._scratch = torch.empty(room, dtype=torch.float32, device=device)
         self._copies = copies
 
     def _gathered(self, name: str) -> Tensor:
@@ -380,7 +380,8 @@ class Adapter:
         manifest = verify_folder(folder, unread="training/")
         self.refuse_other_base(manifest)
         own = self.tensors()
-        values = read_tensors(manifest.path(WEIGHTS), {name: Spec.of(value) for name, value in own.items()})
+        rows = None if self.ranks.size == 1 else self.ranks.rows
+        values = read_tensors(manifest.path(WEIGHTS), {name: Spec.of(value) for name, value in own.items()}, rows)
         _refuse_other_scale(manifest, self.config())
         for name, value in values.items():
             if not bool(value.isfinite().all()):

@@ -111,16 +111,16 @@ class OneRank:
         """A name for the whole of which this rank has a part: what checkpoints write."""
         return part
 
-    def part(self, value: Tensor) -> Tensor:
-        """This rank's part of a whole tensor."""
-        return value
+    def rows(self, length: int) -> slice:
+        """Which rows of a whole tensor this rank has."""
+        return slice(0, length)
 
     def here(self, tensor: Tensor) -> Tensor:
         """What of a network's tensor this rank holds, in its very memory."""
         return tensor
 
     def put(self, target: Tensor, value: Tensor) -> None:
-        """Put a whole tensor's numbers into the memory of this one."""
+        """Put the numbers of this rank's rows into the memory of this tensor, or of its shard."""
         target.copy_(value)
 
 
@@ -186,12 +186,10 @@ class RankGroup(OneRank):
             part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
 
-    def part(self, value: Tensor) -> Tensor:
-        """The rows of the first dimension that `fully_shard` gives this rank."""
-        if value.dim() == 0:
-            return value
-        rows = -(-len(value) // self.size)
-        return value[min(self.index * rows, len(value)) : min((self.index + 1) * rows, len(value))]
+    def rows(self, length: int) -> slice:
+        """Those that `fully_shard` gives it."""
+        each = -(-length // self.size)
+        return slice(min(self.index * each, length), min((self.index + 1) * each, length))
 
     def here(self, tensor: Tensor) -> Tensor:
         """Its shard; of a tensor that is not cut, the tensor."""
@@ -200,8 +198,8 @@ class RankGroup(OneRank):
         return _local(tensor) if isinstance(tensor, DTensor) else tensor
 
     def put(self, target: Tensor, value: Tensor) -> None:
-        """Put this rank's rows of a whole tensor into its shard."""
-        _local(target).copy_(self.part(value))
+        """What is read of a checkpoint are these rows alone."""
+        _local(target).copy_(value)
 
     # -- who scores what --------------------------------------------------------
 

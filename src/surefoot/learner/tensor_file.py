@@ -13,7 +13,7 @@ import math
 import os
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,12 +128,23 @@ def check_fits(path: Path, found: Mapping[str, Spec], expected: Mapping[str, Spe
             raise refusal(path, f"{name} is {found[name]}, this model has {spec}")
 
 
-def read_tensors(path: Path, expected: Mapping[str, Spec]) -> dict[str, Tensor]:
-    """The tensors of a file, if they are exactly the expected ones."""
+def read_tensors(
+    path: Path, expected: Mapping[str, Spec], rows: Callable[[int], slice] | None = None
+) -> dict[str, Tensor]:
+    """The tensors of a file, if they are exactly the expected ones.
+
+    Args:
+        rows: of the length of a tensor's first dimension, which of it are wanted; None reads them whole.
+    """
     check_fits(path, read_header(path), expected)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in expected}
+            return {
+                name: file.get_tensor(name)
+                if rows is None or not spec.shape
+                else file.get_slice(name)[rows(spec.shape[0])]
+                for name, spec in expected.items()
+            }
     except (SafetensorError, OSError) as error:
         raise refusal(path, f"safetensors cannot read it ({error})") from error
 

@@ -120,7 +120,18 @@ def test_two_ranks_step_as_one_does_in_every_mode(prepare: Callable[..., Path], 
         ("qwen2", {"microbatch_size": 0, "max_grad_norm": 0.0, "weight_decay": 0.1}),
         ("llama", {"mask_truncated": True, "loss": {"loss_type": "grpo"}}),
     ],
-    ids=str,
+    ids=[
+        "qwen3",
+        "adapter_reference",
+        "adapter_rank_1",
+        "channels",
+        "channels_adapter",
+        "sgd",
+        "adapter_whole_modules",
+        "reference",
+        "qwen2",
+        "grpo",
+    ],
 )
 def test_one_two_three_and_four_ranks_are_one_learner(
     prepare: Callable[..., Path], kind: str, settings: dict[str, Any]
@@ -224,6 +235,10 @@ def check_resumed(folder: Path, *, close: float = CLOSE) -> None:
     for saved, on in (("1", "2"), ("1", "3"), ("2", "1"), ("2", "3")):
         assert apart(folder, "ended-1", f"saved-{saved}-on-{on}") <= close, f"saved on {saved}, resumed on {on}"
     assert apart(folder, "ended-2", "saved-2-on-2-first_rows") > close, "planted: the wrong rows of what was saved"
+    read = {rank: json.loads((folder / f"entries-3-{rank}.json").read_text())[0] for rank in range(3)}
+    whole = json.loads((folder / "entries-1-0.json").read_text())[0]
+    assert max(read.values()) < 0.5 * whole, "each reads its own rows"
+    assert sum(read.values()) >= whole
 
 
 @pytest.mark.nightly
