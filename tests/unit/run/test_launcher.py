@@ -87,7 +87,7 @@ def test_what_a_launcher_cannot_mean_is_refused_by_name(under: Any, changes: dic
     [
         (["runtime.learner_ranks=3"], {}, r"learner_ranks = 3 \(in the config\), and the launcher started 2"),
         (["runtime.learner_ranks=1"], {}, r"learner_ranks = 1 \(in the config\), and the launcher started 2"),
-        (["lora.rank=4", "optim=sgd"], {}, "runtime.learner_ranks = 2 with optim"),
+        (["optim=adamw_8bit"], {}, "runtime.learner_ranks = 2 with optim"),
         (["runtime.kind=ray"], {}, 'runtime.kind = "ray" in one of 2 processes of a launcher'),
         ([], {"TORCHELASTIC_MAX_RESTARTS": "3"}, r"\(3 restarts\), and output_dir is left out"),
         (["tasks_per_step=2", "num_generations=2"], {"WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "5"}, "never have one"),
