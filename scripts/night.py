@@ -47,7 +47,6 @@ REPORTS = Path(".reports/night")
 SLICES = {
     "tests/faults/test_disk_faults.py": 4,
     "tests/faults/test_every_failpoint.py": 12,
-    "tests/faults/test_fuzzed_run_folder.py": 3,
     "tests/repo/test_docs.py": 4,
 }
 ALONE = ("tests/faults/test_ray_chaos.py",)
