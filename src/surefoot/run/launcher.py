@@ -379,15 +379,19 @@ def _read_line(connection: socket.socket, deadline: Deadline) -> Any:
         except TimeoutError:
             raise _nobody("the word of a process of the launcher that has connected", deadline) from None
         if not block:
-            raise _nobody("the word of a process of the launcher, which left again,", deadline)
+            raise _not_started("a process of the launcher connected and left without a word")
         inbox += block
     connection.settimeout(None)
     return json.loads(inbox)
 
 
 def _nobody(who: str, deadline: Deadline) -> LearnerStartError:
+    return _not_started(f"{who} did not come within runtime.start_timeout_s = {deadline.seconds:g} s")
+
+
+def _not_started(cause: str) -> LearnerStartError:
     return LearnerStartError(
-        f"the learner did not start: {who} did not come within runtime.start_timeout_s = {deadline.seconds:g} s",
+        f"the learner did not start: {cause}",
         "each process of the launcher is one rank of the learner, and every rank has to come",
         "see what that process printed; raise runtime.start_timeout_s if it takes longer here",
     )

@@ -199,6 +199,14 @@ def test_a_process_that_connects_and_says_nothing_is_not_waited_for_without_end(
     assert not thread.is_alive(), "it is told to go"
 
 
+def test_a_process_that_leaves_before_it_has_said_anything_is_not_called_late(launch: Launch) -> None:
+    thread = threading.Thread(target=lambda: launcher._knock(launch, launcher.Deadline(20)).close())
+    thread.start()
+    with pytest.raises(LearnerStartError, match="connected and left without a word"):
+        LaunchedRanks(launch, {}, 20)
+    thread.join(20)
+
+
 def test_what_a_killed_rank_0_left_is_replaced_and_a_living_one_is_not(launch: Launch) -> None:
     path = launcher._place(launch)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
