@@ -56,6 +56,7 @@ TRAINER = (
 )
 OPTIONAL_HOMES = {
     "surefoot.runtime.ray.actors": "ray",
+    "surefoot.runtime.ray.learner_group": "ray",
     "surefoot.runtime.ray.transport": "ray",
     "surefoot.maths.fused_kernels": "triton",
     "surefoot.maths.fused_training_kernels": "triton",

@@ -1,4 +1,4 @@
-"""S0-20: log-probabilities over a vocabulary in parts equal the plain ones, on two gloo ranks."""
+"""Log-probabilities over a vocabulary in parts equal the plain ones, on two gloo ranks."""
 
 from __future__ import annotations
 
